@@ -65,6 +65,8 @@ class ScriptedGenerator:
         self.satisfied_ids: list[str] = []
         self.allowances: dict[str, Allowance] = {}
         self.called_tools: list[tuple[str, tuple[str, ...]]] = []
+        # Which of both was called, in order.
+        self.endings: list[str] = []
         self._text = text
         self._changed = threading.Condition()
         self._card = ModelCard(
@@ -85,9 +87,11 @@ class ScriptedGenerator:
 
     def tools_called(self, caller: Caller, tools: Sequence[str]) -> None:
         self.called_tools.append((caller.session, tuple(tools)))
+        self.endings.append("tools_called")
 
     def satisfied(self, request_id: str) -> None:
         self.satisfied_ids.append(request_id)
+        self.endings.append("satisfied")
 
     def service_class(self, caller: Caller) -> str:
         return caller.headers.get("x-tier", "")

@@ -209,6 +209,14 @@ def test_tool_calls_come_out(client, generator):
     assert chat(client).choices[0].message.content == generator.script.answer
 
 
+def test_an_answer_that_a_stop_string_ends_has_ended_before_its_tools_run(client, generator):
+    generator.script.answer = CALL + " end and more"
+    before = len(generator.endings)
+    choice = chat(client, tools=[TOOL], stop=[" end"]).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert generator.endings[before:] == ["satisfied", "tools_called"]
+
+
 def test_tool_calls_stream(client, generator):
     generator.script.answer = "Let me see. " + CALL + CALL
     content, calls = "", []

@@ -18,7 +18,7 @@ from tandem.messages.gateway import (
     PlanDecided,
     UndrainAsked,
 )
-from tandem.messages.router import RequestSubmitted, RequestWithdrawn
+from tandem.messages.router import CutOff, Reject, RequestSubmitted, RequestWithdrawn
 from tandem.policy.planning.contract import Flip, Move, Plan
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tests.cluster.cluster_parts import GatewayUnderTest, drew, of_kind, register
@@ -387,6 +387,25 @@ def test_the_planner_learns_what_clients_got():
     assert figures["arrivals_per_s"] == pytest.approx(4 / 30)
     assert figures["ttft_kept"] == 1.0
     assert figures["output_tokens"] == 1.0
+
+
+def test_an_answer_that_is_cut_off_was_work():
+    cluster = ScaledCluster()
+    gateway = cluster.gateway
+    for name, due_ns in (("cut", SECOND // 2), ("late", None)):
+        request = Request(name, tuple(range(9)))
+        waited_ns = gateway.now_ns - SECOND // 4
+        event = RequestSubmitted(request, 10.0, answer_due_ns=due_ns, arrived_ns=waited_ns)
+        gateway.handle(structs.replace(event, deadline_ns=None if due_ns else SECOND // 2))
+    gateway.receive(drew("p-0", "cut"), incarnation="1")
+    effects = gateway.pass_time(SECOND * 3 // 4)
+    assert [each.request_id for each in of_kind(effects, CutOff)] == ["cut"]
+    assert [each.request_id for each in of_kind(effects, Reject)] == ["late"]
+    cluster.tick(seconds=31)
+    (window,) = cluster.policy.seen[-1].windows
+    assert (window.requests, window.lengths) == (2, ((9, 1),))
+    # With what it had waited before it could be submitted.
+    assert window.ttft_s == pytest.approx((0.25,))
 
 
 def scenes(chance: Random, cluster: ScaledCluster) -> None:

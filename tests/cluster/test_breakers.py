@@ -1,6 +1,9 @@
 """Circuit breakers of the router: who gives way, how much, and when it is given back."""
 
+from dataclasses import replace
+
 import pytest
+from msgspec import structs
 
 from tandem.cluster.router.breakers import Breakers
 from tandem.facts.errors import InvalidConfiguration
@@ -106,6 +109,39 @@ def test_refusals_of_a_class_are_the_fault_of_those_below_and_never_its_own():
     assert never.status()["free"] == ("closed", 1.0)
 
 
+def test_who_is_shortened_is_not_admitted_in_full():
+    full = Verdict(False, "worker d takes 8 sequences", 1.0)
+    for whole, stage in ((full, "open"), (replace(full, feasible=False), "closed")):
+        at = Traffic("premium", "free")
+        for _ in range(50):
+            at.now_ns += NS // 10
+            for name in at.names:
+                view = at.view(name)
+                at.breakers.promised(view, at.now_ns)
+                shortened = name == "premium"
+                verdict = Verdict(True, full.reason) if shortened else ADMITTED
+                at.breakers.settled(view, verdict, at.now_ns, whole if shortened else ADMITTED)
+        # Who takes less than it asked for has less urgent ones give way, if that helps.
+        assert at.status()["free"][0] == stage
+
+
+def test_shortened_requests_take_less_of_the_load_that_is_given_out():
+    at = Traffic("premium", "free")
+    at.run(60, premium=3.0)
+    _, share = at.status()["free"]
+    assert share == TERMS.least_share
+    whole = structs.replace(at.view("free", Slo()), expected_output_tokens=100.0)
+    # 110 tokens of 200.
+    shorter = structs.replace(whole, expected_output_tokens=10.0, typical_output_tokens=100.0)
+    admitted = 0
+    for _ in range(200):
+        verdict = at.breakers.within_load(whole, ADMITTED)
+        if not verdict.admitted:
+            verdict = at.breakers.within_load(shorter, ADMITTED)
+        admitted += verdict.admitted
+    assert admitted == pytest.approx(200 * share * 200 / 110, abs=1)
+
+
 def test_it_is_given_back_by_steps_and_only_while_the_tail_is_well_within():
     at = Traffic("premium")
     at.run(7, premium=4.0)
@@ -148,11 +184,19 @@ def test_a_class_without_an_slo_gives_up_a_share_of_its_load():
     at.run(6, premium=3.0)
     _, share = at.status()["free"]
     view = at.view("free", Slo())
-    admitted = sum(at.breakers.settled(view, ADMITTED, at.now_ns).admitted for _ in range(100))
-    assert admitted == pytest.approx(100 * share, abs=1)
-    verdict = at.breakers.settled(view, ADMITTED, at.now_ns)
-    if not verdict.admitted:
-        assert verdict.retry_after_s == TERMS.window_s
+    verdicts = [at.breakers.within_load(view, ADMITTED) for _ in range(100)]
+    assert sum(each.admitted for each in verdicts) == pytest.approx(100 * share, abs=1)
+    refused = next(each for each in verdicts if not each.admitted)
+    verdict = at.breakers.settled(view, refused, at.now_ns)
+    assert verdict.retry_after_s == TERMS.window_s
+    assert verdict.reason.endswith(
+        f"{share:.0%} of its load is given out: its requests have had their share of it"
+    )
+    # What there was no room for is not made up for later.
+    for _ in range(100):
+        at.breakers.within_load(view, refused)
+    admitted = [at.breakers.within_load(view, ADMITTED).admitted for _ in range(10)]
+    assert sum(admitted) <= 1 + 10 * share
 
 
 def test_requests_of_before_the_change_say_nothing_of_the_terms_since():

@@ -2,19 +2,37 @@
 
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 
 from tandem.facts.fleet import Role
-from tandem.facts.request import Request
+from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.slo import Slo
 from tandem.messages.cluster import Register
-from tandem.messages.router import AnnounceDegraded, LeaveOut, Reject, RequestSubmitted
+from tandem.messages.router import (
+    AnnounceDegraded,
+    LeaveOut,
+    LoadReported,
+    Reject,
+    RequestSubmitted,
+)
 from tandem.messages.worker import RequestsArrived
+from tandem.policy.admission.breaker import BreakerTerms
 from tandem.policy.admission.policies import EarlyRejection
 from tandem.policy.qos.classes import Classes, Degradation, ServiceClass
-from tests.cluster.cluster_parts import GatewayUnderTest, idle_load, of_kind, register, sent_to
+from tests.cluster.cluster_parts import (
+    MS,
+    GatewayUnderTest,
+    drew,
+    idle_load,
+    of_kind,
+    register,
+    sent_to,
+)
 
 ALLOWED = Degradation(no_n=True, max_tokens=5)
+BREAKER = BreakerTerms(window_s=6, min_requests=10, recovery_s=12)
 
 
 def gateway(degrade: Degradation, worker: Register | None = None) -> GatewayUnderTest:
@@ -65,6 +83,63 @@ def test_further_answers_are_left_out_where_there_is_no_room_and_never_the_first
     (rejected,) = of_kind(at.handle(submitted("b-0", 40)), Reject)
     assert rejected.request_id == "b-0"
     assert rejected.reason.startswith("worker w takes 4 sequences at a time")
+
+
+def test_a_class_without_an_slo_is_shortened_before_its_breaker_refuses_it():
+    classes = (
+        ServiceClass("premium"),
+        ServiceClass("free", priority=5, degrade=Degradation(max_tokens=5)),
+    )
+    at = GatewayUnderTest(
+        register("w", Role.BOTH),
+        admission=EarlyRejection(predictive=True, breaker=BREAKER),
+        classes=Classes(classes),
+    )
+    at.receive(idle_load("w"))
+    shortened = refused = 0
+    for number in range(60):
+        # What premium gets comes three times as late as promised: free gives way.
+        urgent = Request(f"p{number}", tuple(range(9)))
+        slo = Slo(ttft_s=0.1)
+        at.handle(RequestSubmitted(urgent, 10.0, service_class="premium", slo=slo))
+        effects = at.handle(submitted(f"f{number}", 40))
+        refused += len(of_kind(effects, Reject))
+        shortened += len(of_kind(effects, AnnounceDegraded))
+        at.now_ns += 300 * MS
+        at.receive(idle_load("w"))
+        for name in (f"p{number}", f"f{number}"):
+            at.receive(drew("w", name, reason=FinishReason.STOP))
+    assert shortened > 20
+    # Even shortened, they are more than the share that is left.
+    assert refused > 10
+    assert shortened > refused
+
+
+@pytest.mark.parametrize(
+    # 300 tokens of answer would fit on an idle worker, 4,000 never: that is nobody's fault.
+    ("answer_tokens", "stage"),
+    [(300, "open"), (4000, "closed")],
+)
+def test_who_could_be_served_in_full_has_less_urgent_ones_give_way(answer_tokens, stage):
+    classes = (ServiceClass("premium", degrade=ALLOWED), ServiceClass("free", priority=5))
+    at = GatewayUnderTest(
+        register("w", Role.BOTH),
+        admission=EarlyRejection(predictive=True, breaker=BREAKER),
+        classes=Classes(classes),
+    )
+    for number in range(30):
+        at.receive(LoadReported("w", 1, 0, 0, 200, 50))
+        asked = submitted(f"p{number}", answer_tokens, service_class="premium")
+        assert of_kind(at.handle(asked), AnnounceDegraded)
+        at.handle(submitted(f"f{number}", 5))
+        for name in (f"p{number}", f"f{number}"):
+            at.receive(drew("w", name, reason=FinishReason.STOP))
+        at.now_ns += 200 * MS
+    breakers = at.machine.status(at.now_ns).breakers
+    assert [(each.service_class, each.stage) for each in breakers] == [
+        ("premium", "closed"),
+        ("free", stage),
+    ]
 
 
 def test_a_class_that_allows_nothing_has_nothing_cut():

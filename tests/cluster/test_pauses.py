@@ -150,13 +150,80 @@ def test_nothing_is_expected_that_nobody_announced_where_nothing_is_learnt():
         silence(gateway, 4.0)
 
 
-def test_an_answer_that_its_client_takes_no_more_of_ends_too():
+def ends(gateway: GatewayUnderTest, how: str, request_id: str) -> list:
+    """After nine tokens and three drawn ones: three blocks, but the last token has no KV."""
+    gateway.receive(drew("w", request_id), drew("w", request_id))
+    if how == "finished":
+        return answer(gateway, request_id)
+    gateway.receive(drew("w", request_id))
+    if how == "cut off":
+        return gateway.pass_time(600 * MS)
+    return gateway.handle(RequestWithdrawn(request_id, satisfied=how == "satisfied"))
+
+
+@pytest.mark.parametrize("how", ["finished", "satisfied", "cut off", "left"])
+def test_whatever_ends_an_answer_its_session_is_pinned_and_pauses(how):
+    gateway = gateway_with_tiers()
+    request = Request("r", tuple(range(9)), account="acme", session=KEY)
+    pinned_s = 300
+    event = RequestSubmitted(
+        request,
+        10.0,
+        tenant="acme",
+        session="agent",
+        pin_ns=pinned_s * S,
+        answer_due_ns=gateway.now_ns + 500 * MS if how == "cut off" else None,
+        pause=FollowedPause(600 * S, 8 * S),
+    )
+    gateway.handle(event)
+    told = ends(gateway, how, "r")
+    (pin,) = sent_to(told, "w", PinBlocks)
+    # Longer than the pause is expected to be: nothing is added for it.
+    assert (pin.digests, pin.ttl_ns) == (chain(), pinned_s * S)
+    assert len(sent_to(told, "w", SessionPaused)) == 1
+
+
+def test_a_request_without_an_answer_pauses_nothing():
+    gateway = gateway_with_tiers()
+    ask(gateway, "r", announced_s=8.0)
+    assert not sent_to(gateway.handle(RequestWithdrawn("r")), "w", SessionPaused | PinBlocks)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_tools_of_an_answer_that_a_stop_string_ends_are_learnt(together):
+    gateway = gateway_with_tiers()
+    for turn in range(3):
+        ask(gateway, f"r{turn}")
+        gateway.receive(drew("w", f"r{turn}"))
+        events = [
+            RequestWithdrawn(f"r{turn}", satisfied=True),
+            ToolsCalled("acme", "agent", ("search",)),
+        ]
+        for batch in [events] if together else [[each] for each in events]:
+            gateway.handle(*batch)
+        silence(gateway, 4.0)
+    # Another session of the account has no pauses of its own yet.
+    key, pause = session_key("acme", "fresh"), FollowedPause(60 * S)
+    request = Request("other", tuple(range(9)), account="acme", session=key)
+    gateway.handle(RequestSubmitted(request, 10.0, tenant="acme", session="fresh", pause=pause))
+    answer(gateway, "other")
+    (paused,) = sent_to(
+        gateway.handle(ToolsCalled("acme", "fresh", ("search",))), "w", SessionPaused
+    )
+    assert paused.return_in_ns == pytest.approx(4 * S, abs=MS)
+
+
+def test_a_call_that_comes_with_the_end_of_the_one_before_ends_its_pause():
     gateway = gateway_with_tiers()
     ask(gateway, "r", announced_s=8.0)
     gateway.receive(drew("w", "r"))
-    assert sent_to(gateway.handle(RequestWithdrawn("r")), "w", SessionPaused)
-    ask(gateway, "r2", announced_s=8.0)
-    assert not sent_to(gateway.handle(RequestWithdrawn("r2")), "w", SessionPaused), "no answer yet"
+    request = Request("r2", tuple(range(9)), account="acme", session=KEY)
+    pause = FollowedPause(60 * S)
+    gateway.handle(
+        RequestWithdrawn("r", satisfied=True),
+        RequestSubmitted(request, 10.0, tenant="acme", session="agent", pause=pause),
+    )
+    assert gateway.machine.status(gateway.now_ns).pauses.sessions == 0
 
 
 def test_sessions_are_forgotten_when_there_are_too_many(monkeypatch):

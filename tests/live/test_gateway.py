@@ -15,12 +15,14 @@ from tandem.facts.errors import (
     InvalidRequest,
     Overloaded,
     PromptTooLong,
+    Rejection,
     RequestFailed,
 )
 from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
 from tandem.facts.slo import Slo
 from tandem.facts.step_totals import StepTotals
+from tandem.live.clock import now_ns
 from tandem.live.gateway.gateway import GatewayTerms
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
 from tandem.messages.gateway import MessageFromWorker
@@ -100,6 +102,52 @@ async def test_who_asks_while_a_phase_has_no_worker_waits_for_one_to_come_back()
         waiting = asyncio.create_task(read(gateway, late))
         async with working(ToyWorker("e", Role.DECODE, ledgers), at=endpoint):
             assert await waiting == answer(late.prompt_tokens, late.sampling, CONTEXT_TOKENS)
+
+
+async def test_nobody_waits_for_a_worker_beyond_its_deadline():
+    ledgers = {}
+
+    async with cluster(ToyWorker("p", Role.PREFILL, ledgers)) as (gateway, endpoint):
+        async with working(ToyWorker("d", Role.DECODE, ledgers), at=endpoint):
+            await until(lambda: gateway.ready)
+        await until(lambda: len(list(gateway.machine.members)) == 1)
+        with pytest.raises(Overloaded, match="its first token was due in 50 ms: no wor") as late:
+            await read(gateway, request("late"), Caller(deadline_s=0.05))
+        assert late.value.by is Rejection.DEADLINE
+        assert 1.0 < late.value.retry_after_s <= 15.0
+        assert gateway.ready
+        assert 'success_total{finished_reason="abort",model_name="toy"} 0.0' in text_of(gateway)
+        submitted = []
+        decide = gateway.machine.handle_together
+
+        def watched(events, instant_ns):
+            submitted.extend(each for each in events if isinstance(each, RequestSubmitted))
+            return decide(events, instant_ns)
+
+        gateway.machine.handle_together = watched
+        waiting = asyncio.create_task(read(gateway, request("in time"), Caller(deadline_s=30.0)))
+        await until(lambda: gateway._availability._waiters)
+        waits_ns = now_ns()
+        async with working(ToyWorker("e", Role.DECODE, ledgers), at=endpoint):
+            assert await waiting
+        # What it waited is part of its time to the first token.
+        assert submitted[0].arrived_ns < waits_ns
+
+
+async def test_who_has_all_it_wants_is_answered():
+    worker = ToyWorker("w")
+
+    async with cluster(worker) as (gateway, _):
+        stream = gateway.generate(request("stopped", max_tokens=150))
+        await anext(stream)
+        gateway.satisfied("stopped")
+        await until(lambda: worker.drained and not gateway.machine.router.requests)
+        await stream.aclose()
+        await read(gateway, request("next"))
+        assert gateway.machine.status(0).finished_requests == 2
+        text = text_of(gateway)
+        assert 'request_success_total{finished_reason="stop",model_name="toy"} 1.0' in text
+        assert 'request_success_total{finished_reason="abort",model_name="toy"} 0.0' in text
 
 
 async def test_a_reader_who_leaves_frees_everything():

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tandem.facts.fleet import Role
+from tandem.facts.request import Request
 from tandem.messages.cluster import Drain
 from tandem.messages.gateway import (
     DrainAsked,
@@ -19,6 +20,8 @@ from tandem.messages.gateway import (
     TimePassed,
 )
 from tandem.messages.router import RequestSubmitted, RequestWithdrawn
+from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
+from tandem.observe.journal.recorder import Recorder
 from tandem.observe.journal.records import (
     EventRecord,
     Lost,
@@ -26,7 +29,7 @@ from tandem.observe.journal.records import (
     decode_record,
     encode,
 )
-from tandem.observe.journal.replay import compare
+from tandem.observe.journal.replay import ReplayedEvents, compare
 from tandem.policy.routing.policies import ROUTINGS
 from tests.observe.recorded_cluster import Recorded
 from tests.seeds import seeds
@@ -56,6 +59,19 @@ def test_the_same_machine_decides_the_same(tiers, chunk):
     rare += ["taken up again", "copies"] if not tiers else ["kept on host"]
     assert all(seen[what] for what in rare), seen
     assert seen["decisions"] > 100 * SEEDS
+
+
+def test_how_a_request_came_and_ended_is_recorded():
+    recorder = Recorder(4, TenantNames(), SessionNames(b"key"))
+    request = Request("r", tuple(range(9)))
+    events = (
+        RequestSubmitted(request, 10.0, arrived_ns=5),
+        RequestWithdrawn("r", satisfied=True),
+    )
+    turn = decode_record(recorder.turn(9, events, ()))
+    replayed = ReplayedEvents(lambda _: None)
+    came, ended = (replayed.event(each) for each in turn.events)
+    assert (came.arrived_ns, ended) == (5, RequestWithdrawn("0", satisfied=True))
 
 
 def test_another_policy_is_found_out_and_explained():

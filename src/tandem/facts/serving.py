@@ -110,8 +110,8 @@ class Generator(Protocol):
         ...
 
     def tools_called(self, caller: Caller, tools: Sequence[str]) -> None:
-        """The answer to this caller has ended in calls of these tools: its session pauses until
-        they are done."""
+        """The answer to this caller has ended in calls of these tools (after `satisfied`, where its
+        reader ended it): its session pauses until they are done."""
         ...
 
     def metrics_text(self) -> bytes:

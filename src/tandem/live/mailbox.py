@@ -145,6 +145,11 @@ class Mailboxes:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 
+    def has_begun(self, request_id: str) -> bool:
+        """Whether there was a token for this reader, who has not left."""
+        mailbox = self._open.get(request_id)
+        return mailbox is not None and mailbox.begun
+
     @property
     def waiting_values(self) -> int:
         """Of all of them together."""

@@ -34,7 +34,8 @@ class RequestSubmitted(Struct, frozen=True):
     SLO. What it leaves in slower tiers is pinned for `pin_ns` after its answer. With a `pause` its
     session's KV leaves the device while a tool runs, and is back before the next call. Its first
     token is due at `deadline_ns`, its last at `answer_due_ns`, if ever. `call` is that of which it
-    is one of several requests, which come one after the other."""
+    is one of several requests, which come one after the other. It has been here since `arrived_ns`
+    (None: it comes now), as where it waited for workers to come back."""
 
     request: Request
     expected_output_tokens: float
@@ -47,15 +48,18 @@ class RequestSubmitted(Struct, frozen=True):
     call: CallSize | None = None
     answer_due_ns: int | None = None
     pause: FollowedPause | None = None
+    arrived_ns: int | None = None
 
 
 class RequestWithdrawn(Struct, frozen=True):
-    """A client has cancelled this request, or it was `rejected` by a full queue, perhaps before it
-    was submitted: then its call (`call_id`) is known by its other requests."""
+    """Nobody reads on: the client has cancelled this request, or is `satisfied` with what it has of
+    the answer (as where a stop string was found), or the request was `rejected` by a full queue,
+    perhaps before it was submitted: then its call (`call_id`) is known by its other requests."""
 
     request_id: str
     rejected: bool = False
     call_id: str = ""
+    satisfied: bool = False
 
 
 class WorkerJoined(Struct, frozen=True):

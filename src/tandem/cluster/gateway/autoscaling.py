@@ -151,7 +151,7 @@ class Autoscaling:
                 case RequestSubmitted():
                     self._experience.request_submitted(event, now_ns)
                 case RequestWithdrawn(request_id):
-                    self._experience.request_withdrawn(request_id, now_ns)
+                    self._experience.request_ended(request_id, now_ns)
                 case ShapesSimulated() if self._questions is not None:
                     self._questions.answered(event, now_ns)
         planned: Effects = [
@@ -165,12 +165,9 @@ class Autoscaling:
             match effect:
                 case Deliver(emission, _, repeats):
                     self._experience.tokens_delivered(emission, now_ns, repeats)
-                case (
-                    Reject(request_id)
-                    | LeaveOut(request_id)
-                    | CutOff(request_id)
-                    | FailRequest(request_id)
-                ):
+                case CutOff(request_id):
+                    self._experience.request_ended(request_id, now_ns)
+                case Reject(request_id) | LeaveOut(request_id) | FailRequest(request_id):
                     self._experience.request_dropped(request_id)
                 case OperationEnded(operation_id) if operation_id < 0:
                     # One of the planner's own: the worker's role state has shown it.

@@ -1,25 +1,24 @@
 """Output for clients: drawn tokens under the clients' request ids, without those of stale
-attempts; and the session pins that follow an answer."""
+attempts."""
 
 from msgspec import Struct, structs
 
 from tandem.cluster.router.machine import RouterMachine
-from tandem.cluster.router.request_state import RequestState, Stage
+from tandem.cluster.router.request_state import Stage
 from tandem.cluster.worker.output import rows_of
-from tandem.messages.cluster import PinBlocks
 from tandem.messages.router import TokensReported
 from tandem.messages.worker import EmitTokens
 
 
 class Drawn(Struct, frozen=True):
-    """`emission` is what clients get, if anything; `prompts` were done with this report and so many
-    answers `finished`. `recomputed_tokens` of requests that had begun elsewhere were not to be had
-    again."""
+    """`emission` is what clients get, if anything; `prompts` were done with this report, and an
+    answer `ends` with it. `recomputed_tokens` of requests that had begun elsewhere were not to be
+    had again."""
 
     emission: EmitTokens | None
     tokens: int
     prompts: int
-    finished: int
+    ends: bool
     recomputed_tokens: int = 0
 
 
@@ -30,7 +29,8 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
     reasons, state_of = emission.finish_reasons, router.state_of
     rows: list[int] = []
     request_ids: list[str] = []
-    prompts = finished = recomputed_tokens = 0
+    prompts = recomputed_tokens = 0
+    ends = False
     cached_tokens: list[int] | None = None
     for row, wire_id in enumerate(emission.request_ids):
         state = state_of(wire_id)
@@ -50,11 +50,11 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
             if not state.takes_token(reason, router.config.first_token):
                 continue
         if reason is not None:
-            finished += 1
+            ends = True
         rows.append(row)
         request_ids.append(state.names.request_id)
     if not rows:
-        return Drawn(None, 0, prompts, finished, recomputed_tokens)
+        return Drawn(None, 0, prompts, ends, recomputed_tokens)
     if cached_tokens and (cached := tuple(cached_tokens)) != emission.cached_tokens:
         emission = structs.replace(emission, cached_tokens=cached)
     if len(rows) < len(emission.request_ids):
@@ -62,25 +62,4 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
     names = tuple(request_ids)
     if names != emission.request_ids:
         emission = structs.replace(emission, request_ids=names)
-    return Drawn(emission, len(rows), prompts, finished, recomputed_tokens)
-
-
-def ending_with_pins(event: TokensReported, router: RouterMachine) -> list[RequestState]:
-    """The requests that end with this report and whose KV is to be kept."""
-    emission = event.emission
-    if emission.finish_reasons.count(None) == len(emission.finish_reasons):
-        return []
-    found = [
-        router.state_of(wire_id)
-        for wire_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True)
-        if reason is not None
-    ]
-    return [each for each in found if each is not None and each.submission.pin_ns > 0]
-
-
-def pin_of(state: RequestState, router: RouterMachine) -> PinBlocks:
-    """What is to be kept of a request that ends. The router must have all its tokens but the last,
-    which has no KV."""
-    router.admission.hash_blocks(state)
-    pin_ns = state.submission.pin_ns
-    return PinBlocks(tuple(state.chain), pin_ns, state.view.priority)
+    return Drawn(emission, len(rows), prompts, ends, recomputed_tokens)

@@ -181,6 +181,7 @@ class GatewayMachine:
         due_ns = self.router.next_wakeup()
         if due_ns is not None and due_ns <= now_ns:
             effects += self.routing.pass_time(now_ns)
+        self._let_pause(now_ns, effects)
         if self.pauses is not None:
             effects += self.pauses.bring_back(now_ns)
         if self._wakeup_ns is None or now_ns >= self._wakeup_ns:
@@ -225,7 +226,7 @@ class GatewayMachine:
             ),
             waiting_requests=waiting,
             running_requests=len(self.router.requests) - waiting,
-            finished_requests=self.routing.finished_requests,
+            finished_requests=self.router.endings.answers,
             takeovers=self.router.takeovers,
             lost=tuple(self.members.lost),
             recomputed_tokens=self.routing.recomputed_tokens,
@@ -288,14 +289,14 @@ class GatewayMachine:
                     effects += rejections
                     return
                 if self.pauses is not None:
-                    self._follow(self.pauses, event, now_ns, effects)
+                    self._let_pause(now_ns, effects)
+                    effects += self.pauses.request_submitted(event, now_ns)
                 self.routing.gather(event)
             case RequestWithdrawn():
                 self.limits.withdrawn(event, now_ns)
-                if self.pauses is not None:
-                    self._follow(self.pauses, event, now_ns, effects)
                 self.routing.gather(event)
             case ToolsCalled(account, session) if self.pauses is not None:
+                self._let_pause(now_ns, effects)
                 effects += self.pauses.tools_called(event, session_key(account, session), now_ns)
             case PeerGone(peer, reason, died):
                 self._lose_peer(peer, reason, now_ns, effects, died=died)
@@ -329,20 +330,11 @@ class GatewayMachine:
     def _autoscaling(self, planning: PlanningConfig, now_ns: int) -> Autoscaling:
         return Autoscaling(planning, self.members, self.drains, self.routing, now_ns=now_ns)
 
-    def _follow(
-        self,
-        pauses: Pauses,
-        event: RequestSubmitted | RequestWithdrawn,
-        now_ns: int,
-        effects: Effects,
-    ) -> None:
-        """A session goes on, or its client takes no more of an answer."""
-        if isinstance(event, RequestSubmitted):
-            effects += pauses.request_submitted(event, now_ns)
-            return
-        effects += self.routing.flush(now_ns)
-        if (state := pauses.withdrawn(event.request_id)) is not None:
-            effects += pauses.answer_ended(state, now_ns)
+    def _let_pause(self, now_ns: int, effects: Effects) -> None:
+        """Sessions whose answers have ended so far may pause, before more of them comes."""
+        for state in self.routing.take_pausing(now_ns, effects):
+            if self.pauses is not None:
+                effects += self.pauses.answer_ended(state, now_ns)
 
     def _receive(self, peer: str, message: ToGateway, now_ns: int, effects: Effects) -> None:
         if isinstance(message, Register):
@@ -367,12 +359,6 @@ class GatewayMachine:
             return
         if isinstance(message, TokensReported):
             # By far the most frequent message.
-            if self.pauses is not None and (ended := self.pauses.ending(message)):
-                effects += self.routing.flush(now_ns)
-                effects += self.routing.worker_message(member, message, now_ns)
-                for state in ended:
-                    effects += self.pauses.answer_ended(state, now_ns)
-                return
             effects += self.routing.worker_message(member, message, now_ns)
             return
         match message:

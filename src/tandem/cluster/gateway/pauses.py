@@ -17,7 +17,7 @@ from tandem.facts.blocks import Chain
 from tandem.facts.fair_shares import FairShares
 from tandem.messages.cluster import PinBlocks
 from tandem.messages.gateway import GatewayEffect, PauseStatus, ToolsCalled
-from tandem.messages.router import Explain, FollowedPause, RequestSubmitted, TokensReported
+from tandem.messages.router import Explain, FollowedPause, RequestSubmitted
 from tandem.messages.worker import SessionPaused, SessionReturning
 from tandem.policy.keyed_heap import KeyedHeap
 from tandem.policy.pauses import (
@@ -140,34 +140,13 @@ class Pauses:
         text = f"back after {seconds:.3g} s, expected after {seconds + early_s:.3g} s; {there}"
         return [Explain(event.request.request_id, "pause", text)]
 
-    def ending(self, event: TokensReported) -> list[RequestState]:
-        """The requests of followed sessions that end with this report."""
-        emission = event.emission
-        if emission.finish_reasons.count(None) == len(emission.finish_reasons):
-            return []
-        ended = (
-            self._router.state_of(wire_id)
-            for wire_id, reason in zip(emission.request_ids, emission.finish_reasons, strict=True)
-            if reason is not None
-        )
-        return [each for each in ended if each is not None and _is_followed(each)]
-
-    def withdrawn(self, request_id: str) -> RequestState | None:
-        """A client takes no more of an answer, as of one that a stop string ended: the state of the
-        request, where its session is followed and it had something of an answer."""
-        state = self._router.requests.get(request_id)
-        begun = state is not None and bool(state.output) and bool(state.decode)
-        return state if state is not None and begun and _is_followed(state) else None
-
     def answer_ended(self, state: RequestState, now_ns: int) -> Effects:
-        """The session of this request may pause now. The router must have all its tokens but the
-        last, which has no KV."""
+        """The session of this request may pause now. Its chain is of what its answer left."""
         admission, submission = self._router.admission, state.submission
         assert submission.pause is not None
-        admission.hash_blocks(state)
         request = submission.request
         self._forget(request.session)
-        if not state.chain:
+        if not state.chain or not request.session:
             return []
         session = self._paused[request.session] = PausedSession(
             name=submission.session,
@@ -285,7 +264,3 @@ class Pauses:
         self._due.discard(key)
         self._shares.discard(key)
         return self._paused.pop(key, None)
-
-
-def _is_followed(state: RequestState) -> bool:
-    return state.submission.pause is not None and bool(state.submission.request.session)

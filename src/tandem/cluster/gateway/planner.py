@@ -223,7 +223,8 @@ class ClientExperience:
     def request_submitted(self, event: RequestSubmitted, now_ns: int) -> None:
         """A client wants this. Refused ones are demand, too."""
         request = event.request
-        opened = OpenRequest(now_ns, len(request.prompt_tokens))
+        arrival_ns = now_ns if event.arrived_ns is None else event.arrived_ns
+        opened = OpenRequest(arrival_ns, len(request.prompt_tokens))
         self._open[request.request_id] = opened
         self._planner.request_arrived(now_ns)
         if self._record is None:
@@ -267,8 +268,9 @@ class ClientExperience:
                 del self._open[request_id]
                 self._finished(request, now_ns)
 
-    def request_withdrawn(self, request_id: str, now_ns: int) -> None:
-        """The client left, perhaps with all that it wanted: what was computed for it was work."""
+    def request_ended(self, request_id: str, now_ns: int) -> None:
+        """Its client left, perhaps with all that it wanted, or its time was over: what was computed
+        for it was work."""
         request = self._open.pop(request_id, None)
         if request is not None and request.output_tokens:
             self._finished(request, now_ns)

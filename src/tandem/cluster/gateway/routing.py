@@ -4,7 +4,7 @@ effects into messages to workers."""
 from collections.abc import Iterable, Mapping
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.gateway.client_output import ending_with_pins, for_clients, pin_of
+from tandem.cluster.gateway.client_output import for_clients
 from tandem.cluster.gateway.link_use import LinkUses
 from tandem.cluster.gateway.measured_costs import MeasuredCosts
 from tandem.cluster.gateway.members import Member, Members, PoolNodes
@@ -37,6 +37,7 @@ from tandem.messages.router import (
     LeaveOut,
     LoadReported,
     Reject,
+    RequestWithdrawn,
     RouterEffect,
     RouterEvent,
     SendEvent,
@@ -77,32 +78,33 @@ class Routing:
         self.transfers = Transfers(self.router)
         self.links = LinkUses()
         self._costs = costs
-        self.finished_requests = 0
         self.recomputed_tokens = 0
         self._members = members
         self._nodes = nodes
         self._gathered: list[RouterEvent] = []
         # Whether what is gathered may change whose a token or a block is.
         self._decisive = False
+        # Whether an answer ends with something that is gathered.
+        self._answers_end = False
+        self._pausing: list[RequestState] = []
 
     def gather(self, event: RouterEvent) -> None:
         self._gathered.append(event)
-        self._decisive = self._decisive or not isinstance(event, PASSING)
+        if not isinstance(event, PASSING):
+            self._decisive = True
+            self._answers_end = self._answers_end or isinstance(event, RequestWithdrawn)
 
     def worker_message(self, member: Member, event: RouterEvent, now_ns: int) -> Effects:
         """A worker's report, with what follows for clients and for KV transfers."""
         effects: Effects = []
         match event:
             case TokensReported():
-                ending = ending_with_pins(event, self.router)
-                if self._decisive or ending:
+                if self._decisive:
                     effects = self.flush(now_ns)
-                for state in ending:
-                    self._pin(state, effects)
                 drawn = for_clients(event, self.router)
                 member.counters.prompts += drawn.prompts
                 member.counters.output_tokens += drawn.tokens * event.repeats
-                self.finished_requests += drawn.finished
+                self._answers_end = self._answers_end or drawn.ends
                 self.recomputed_tokens += drawn.recomputed_tokens
                 # What comes next of the same prompts is to find them done.
                 self._decisive = self._decisive or drawn.prompts > 0
@@ -195,19 +197,33 @@ class Routing:
 
     def pass_time(self, now_ns: int) -> Effects:
         """Have the router look at deadlines, after all that has gathered."""
-        return self.flush(now_ns) + self._perform(self.router.pass_time(now_ns), now_ns)
+        effects = self.flush(now_ns)
+        asked = self.router.pass_time(now_ns)
+        self._keep_answers(effects)
+        return effects + self._perform(asked, now_ns)
 
     def flush(self, now_ns: int) -> Effects:
         """Pass what has gathered to the router."""
         effects: Effects = []
         while self._gathered:
             events, self._gathered, self._decisive = self._gathered, [], False
-            if asked := self.router.handle_together(events, now_ns):
+            self._answers_end = False
+            asked = self.router.handle_together(events, now_ns)
+            self._keep_answers(effects)
+            if asked:
                 effects += self._perform(asked, now_ns)
         for worker, late_s in self.router.predictions.take_late():
             if capacity := self._costs.first_token_late(worker, late_s, now_ns):
                 self.reprice({worker: capacity})
         return effects
+
+    def take_pausing(self, now_ns: int, effects: Effects) -> list[RequestState]:
+        """The requests since the last call whose answer has ended, whatever ended it, and whose
+        session may pause."""
+        if self._answers_end:
+            effects += self.flush(now_ns)
+        pausing, self._pausing = self._pausing, []
+        return pausing
 
     def _perform(self, asked: Iterable[RouterEffect], now_ns: int) -> Effects:
         effects: Effects = []
@@ -251,9 +267,15 @@ class Routing:
         # There is no place to read from, or it is KV of other weights: it is computed instead.
         self.gather(TransferEnded(start.transfer_id, arrived=False))
 
-    def _pin(self, state: RequestState, effects: Effects) -> None:
-        """Whoever has worked on it, and the shared pool, keep what it leaves."""
-        self.send_pin((state.prefill, state.decode), pin_of(state, self.router), effects)
+    def _keep_answers(self, effects: Effects) -> None:
+        """Whoever has worked on an answer that ended, and the shared pool, keep what it leaves."""
+        for state in self.router.endings.take_to_keep():
+            submission = state.submission
+            if submission.pin_ns:
+                pin = PinBlocks(tuple(state.chain), submission.pin_ns, state.view.priority)
+                self.send_pin((state.prefill, state.decode), pin, effects)
+            if submission.pause is not None:
+                self._pausing.append(state)
 
     def send_pin(self, workers: tuple[str, ...], pin: PinBlocks, effects: Effects) -> None:
         """To these workers, and to the shared pool."""

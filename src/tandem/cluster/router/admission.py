@@ -92,8 +92,9 @@ class AdmissionFront:
         """Other policies, classes and bounds from now on, with these `requests` under way. What
         was known of workers and prefixes stays, and who is in stays in."""
         terms = config.admission.breaker
-        same = (self.config.admission.breaker, self.config.classes) == (terms, config.classes)
-        if not same:
+        if self.breakers is not None and self.breakers.hold_for(terms, config.classes):
+            self.breakers.classes = config.classes
+        else:
             # What was measured was measured of other promises.
             self.breakers = self._breakers_of(config)
         self.config = config
@@ -125,8 +126,11 @@ class AdmissionFront:
                 self.index.resynchronise(worker, tier, hashes, next_number)
         return []
 
-    def admit(self, state: RequestState, now_ns: int) -> tuple[Verdict, Choice | None]:
-        """Whether a new request comes in, and where it would go at once (None: it must wait)."""
+    def admit(
+        self, state: RequestState, now_ns: int
+    ) -> tuple[Verdict, Route | None, Choice | None]:
+        """Whether a new request comes in, by which predicted route, and where it would go at once
+        (None: it must wait)."""
         if self._is_reconfigured:
             # It may have been sent before its class went.
             self.queue.classify(state)
@@ -134,21 +138,20 @@ class AdmissionFront:
         workers = self.queue.before(self._views_of(state.view), state.view, by_class=by_class)
         view = self._look(state, now_ns)
         route = self.config.routing.choose(view, workers, now_ns)
-        verdict = self._judge(state, route, workers, now_ns)
+        whole = verdict = self._judge(state, route, workers, now_ns)
         if not verdict.admitted and route is not None:
             verdict, route = self._judge_degraded(state, verdict, route, workers, now_ns)
             view = state.view
         if self.breakers is not None and route is not None:
-            verdict = self.breakers.settled(view, verdict, now_ns)
+            verdict = self.breakers.settled(view, verdict, now_ns, whole)
             state.measured = verdict.admitted and verdict.feasible
             if verdict.admitted and self.breakers.several_classes:
                 self.breakers.prefills(view, _shared_prefill_s(view, route, workers), now_ns)
         if route is None or len(self.queue) or not self.has_room(view.service_class):
-            return verdict, None
+            return verdict, route, None
         free = self._with_room(workers)
-        if len(free) < len(workers):
-            route = None
-        return verdict, self._choose(view, free, now_ns, route)
+        known = route if len(free) == len(workers) else None
+        return verdict, route, self._choose(view, free, now_ns, known)
 
     def least_seconds(self, state: RequestState) -> float:
         """Predicted seconds to its first token on the workers open to it if they were idle, with
@@ -182,10 +185,14 @@ class AdmissionFront:
         if state.measured and self.breakers is not None and not state.names.attempt:
             self.breakers.first_token(state.view, now_ns)
 
-    def later_tokens(self, state: RequestState, now_ns: int) -> None:
-        """Its client has all of its output so far."""
+    def no_first_token(self, state: RequestState, now_ns: int) -> None:
+        """Its deadline ends it before its first token."""
         if state.measured and self.breakers is not None and not state.names.attempt:
-            tokens = len(state.output)
+            self.breakers.no_first_token(state.view, now_ns)
+
+    def later_tokens(self, state: RequestState, tokens: int, now_ns: int) -> None:
+        """Its client has so many tokens by now."""
+        if state.measured and self.breakers is not None and not state.names.attempt:
             self.breakers.later_tokens(state.view, state.first_token_ns, tokens, now_ns)
 
     def next_to_start(
@@ -299,6 +306,12 @@ class AdmissionFront:
         request = state.submission.request
         state.chain = self._hashes.chain_of(request, state.tokens(), state.chain, self.root)
 
+    def hash_left(self, state: RequestState) -> None:
+        """Bring the chain of a request that ends up to what it leaves: nobody has computed the KV
+        of its last token."""
+        self.hash_blocks(state)
+        state.chain = state.chain[: (state.known_tokens - 1) // self.config.block_size]
+
     def audit(self, on_their_way: Sequence[RequestState]) -> None:
         """Assert that the counts are those of these requests."""
         in_use = Counter(state.view.service_class for state in on_their_way if state.has_place)
@@ -357,7 +370,8 @@ class AdmissionFront:
         if self.breakers is None:
             return admission.judge(view, route, workers, now_ns)
         promised = self.breakers.promised(view, now_ns)
-        return admission.judge(promised, route, workers, now_ns)
+        verdict = admission.judge(promised, route, workers, now_ns)
+        return self.breakers.within_load(view, verdict)
 
     def _judge_degraded(
         self,

@@ -32,6 +32,8 @@ from tandem.policy.views import RequestView
 
 # How a request that was refused, or not, counts in the tail of refusals.
 _REFUSED, _ADMITTED = 2.0, 0.5
+# Nobody knows how late a first token would have been that was not in time: so many times as long.
+_LATE = 2.0
 
 
 @dataclass(slots=True)
@@ -75,12 +77,17 @@ class Breakers:
         self, terms: BreakerTerms, classes: Classes, share_workers: Callable[[str, str], bool]
     ) -> None:
         self.terms = terms
-        self._classes = classes
+        self.classes = classes
         self._share_workers = share_workers
         self._of: dict[str, _OfClass] = {}
         # The most urgent first; of equal ones by name.
         self._order: list[_OfClass] = []
         self._look_at_ns = 0
+
+    def hold_for(self, terms: BreakerTerms | None, classes: Classes) -> bool:
+        """Whether what was measured is of the promises that these make, too. Which tenant is of
+        which class is no promise."""
+        return terms == self.terms and _promises(classes) == _promises(self.classes)
 
     @property
     def several_classes(self) -> bool:
@@ -114,26 +121,46 @@ class Breakers:
         tpot_s = None if tpot_s is None else breaker.tpot_share * tpot_s
         return structs.replace(view, slo=replace(slo, ttft_s=ttft_s, tpot_s=tpot_s))
 
-    def settled(self, view: RequestView, verdict: Verdict, now_ns: int) -> Verdict:
-        """The last verdict on what may be promised, once more: with the breaker's reason where it
-        is not closed, and for a class without an SLO by its share of the load."""
+    def within_load(self, view: RequestView, verdict: Verdict) -> Verdict:
+        """The verdict on a request (and then perhaps on what is left of it when it is shortened),
+        for a class without an SLO by the share of its load that is given out."""
+        own = self._of[view.service_class]
+        share, typical_tokens = own.breaker.share, view.typical_output_tokens
+        if share == 1.0 or not view.slo.empty:
+            return verdict
+        load = 1.0
+        if typical_tokens:
+            left_tokens = view.prompt_tokens + view.expected_output_tokens
+            load = min(1.0, left_tokens / (view.prompt_tokens + typical_tokens))
+        else:
+            own.credit = min(1.0, own.credit) + share
+        if not verdict.admitted:
+            return verdict
+        if own.credit < load:
+            # As with what no idle worker could do, nobody below is to give way for it.
+            reason = "its requests have had their share of it"
+            return Verdict(False, reason, self.terms.window_s, feasible=False)
+        own.credit -= load
+        return verdict
+
+    def settled(
+        self, view: RequestView, verdict: Verdict, now_ns: int, whole: Verdict | None = None
+    ) -> Verdict:
+        """The last verdict on what may be promised, with the breaker's reason where it is not
+        closed. Before the request was shortened it was `whole`: one that was refused then, others
+        are to give way for."""
         own, terms = self._of[view.service_class], self.terms
-        breaker = own.breaker
-        if verdict.admitted and view.slo.empty and breaker.share < 1.0:
-            own.credit += breaker.share
-            if own.credit < 1.0:
-                words = f"{breaker.cause}; {breaker.share:.0%} of its requests are admitted"
-                return Verdict(False, self._worded(own, words), terms.window_s)
-            own.credit -= 1.0
-        if verdict.feasible:
-            own.refused.add(_ADMITTED if verdict.admitted else _REFUSED, now_ns)
+        breaker, whole = own.breaker, whole or verdict
+        if whole.feasible:
+            own.refused.add(_ADMITTED if whole.admitted else _REFUSED, now_ns)
         if verdict.admitted or (breaker.share == 1.0 and own.left == 1.0):
             return verdict
         reason = verdict.reason
         if own.left < 1.0:
             reason += f"; more urgent classes take {1.0 - own.left:.0%} of the prefill meanwhile"
         if breaker.share < 1.0:
-            words = f"{breaker.cause}; {breaker.share:.0%} of its SLO is given out: {reason}"
+            given = "load" if view.slo.empty else "SLO"
+            words = f"{breaker.cause}; {breaker.share:.0%} of its {given} is given out: {reason}"
             reason = self._worded(own, words)
         # What an idle worker could not keep is asked again once more is given out.
         retry_s = verdict.retry_after_s if verdict.feasible else terms.window_s
@@ -145,9 +172,13 @@ class Breakers:
 
     def first_token(self, view: RequestView, now_ns: int) -> None:
         """An admitted request got its first token now."""
-        own = self._of.get(view.service_class)
-        if own is not None and view.slo.ttft_s and view.arrival_ns >= own.since_ns:
-            own.ttft.add((now_ns - view.arrival_ns) / 1e9 / view.slo.ttft_s, now_ns)
+        self._add_ttft(view, now_ns - view.arrival_ns, now_ns)
+
+    def no_first_token(self, view: RequestView, now_ns: int) -> None:
+        """The deadline of an admitted request ended it before its first token: a miss, unless its
+        client wanted that far sooner than its class promises."""
+        if view.deadline_ns is not None:
+            self._add_ttft(view, _LATE * (view.deadline_ns - view.arrival_ns), now_ns)
 
     def later_tokens(self, view: RequestView, first_ns: int, tokens: int, now_ns: int) -> None:
         """An admitted request has `tokens` by now, the first since `first_ns`."""
@@ -173,13 +204,18 @@ class Breakers:
         name = view.service_class
         own = self._of.get(name)
         if own is None:
-            priority, window_ns = self._classes.named(name).priority, self.terms.window_ns
+            priority, window_ns = self.classes.named(name).priority, self.terms.window_ns
             tails = (SlidingTail(window_ns), SlidingTail(window_ns), SlidingTail(window_ns))
             busy = SlidingSum(window_ns)
             own = self._of[name] = _OfClass(name, priority, *tails, busy, since_ns=now_ns)
             self._order = sorted(self._of.values(), key=lambda each: (each.priority, each.name))
         own.asked_ns, own.slo = now_ns, view.slo
         return own
+
+    def _add_ttft(self, view: RequestView, ttft_ns: float, now_ns: int) -> None:
+        own = self._of.get(view.service_class)
+        if own is not None and view.slo.ttft_s and view.arrival_ns >= own.since_ns:
+            own.ttft.add(ttft_ns / 1e9 / view.slo.ttft_s, now_ns)
 
     def _is_active(self, each: _OfClass, now_ns: int) -> bool:
         return now_ns - each.asked_ns <= self.terms.window_ns
@@ -200,7 +236,7 @@ class Breakers:
                 loser = self._lower(each, broken, now_ns)
             if broken is None or loser is None or exhausted(loser.breaker, broken, self.terms):
                 continue
-            loser.change(tightened(loser.breaker, broken, self.terms, now_ns))
+            loser.change(tightened(loser.breaker, broken, self.terms))
             each.measure_anew(now_ns)
             loser.measure_anew(now_ns)
             short += each, loser
@@ -208,7 +244,7 @@ class Breakers:
             if not self._shares(each, short) and self._holds(each, now_ns):
                 if each.breaker.share == 1.0:
                     continue
-                each.change(relaxed(each.breaker, self.terms, now_ns))
+                each.change(relaxed(each.breaker, self.terms))
             # The less urgent ones wait until this one has all of it.
             short.append(each)
 
@@ -277,6 +313,11 @@ class Breakers:
     @staticmethod
     def _worded(own: _OfClass, words: str) -> str:
         return f"the breaker{_of(own)} is {own.breaker.stage.value}: {words}"
+
+
+def _promises(classes: Classes) -> dict[str, tuple[int, Slo, tuple[str, ...]]]:
+    every = (classes.unnamed, *classes.classes)
+    return {each.name: (each.priority, each.slo, each.pools) for each in every}
 
 
 def _of(each: _OfClass) -> str:

@@ -12,9 +12,10 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.router.admission import AdmissionFront, Choice, RouterConfig
 from tandem.cluster.router.deadlines import Deadlines
 from tandem.cluster.router.deaths import blame, reason_of
+from tandem.cluster.router.endings import Ending, Endings
 from tandem.cluster.router.fleet import Fleet
 from tandem.cluster.router.migration import Migrations
-from tandem.cluster.router.predictions import Predictions, forecast_of
+from tandem.cluster.router.predictions import Forecast, Predictions, forecast_of
 from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.transfers import KvTransfers, cancel_everywhere
 from tandem.facts.errors import Rejection
@@ -73,6 +74,7 @@ class RouterMachine:
         self.admission = AdmissionFront(config)
         self.kv_transfers = KvTransfers()
         self.predictions = Predictions()
+        self.endings = Endings(self.admission, self.predictions)
         self.requests: dict[str, RequestState] = {}
         self._by_wire: dict[str, RequestState] = {}
         self.migrations = Migrations(self.admission, self.kv_transfers, self._by_wire)
@@ -96,11 +98,10 @@ class RouterMachine:
                     figures = (("retry_after_s", retry_s),)
                     effects.append(Explain(request_id, "deadline", reason, figures))
                 effects.append(Reject(request_id, reason, retry_s, Rejection.DEADLINE))
-                if state.forecast is not None:
-                    self.predictions.failed(state.forecast, state.view.slo, now_ns)
+                self._end(state, Ending.LATE, now_ns)
             else:
                 effects.append(CutOff(request_id))
-            self._forget(state)
+                self._end(state, Ending.CUT_OFF, now_ns)
         if effects:
             self._fill(now_ns, effects)
         return effects
@@ -127,14 +128,14 @@ class RouterMachine:
                 case RequestWithdrawn(request_id):
                     if state := self.requests.get(request_id):
                         effects += cancel_everywhere(state, self.admission, self.kv_transfers)
-                        self._forget(state)
+                        self._end(state, _ending_of(event), now_ns)
                 case RequestRefused(_, wire_id, reason, retry_after_s):
                     state = self._by_wire.get(wire_id)
                     if state is not None and wire_id == state.names.copy:
                         effects += self.migrations.give_up_copy(state)
                     elif state is not None:
                         effects += cancel_everywhere(state, self.admission, self.kv_transfers)
-                        self._forget(state)
+                        self._end(state, Ending.FAILED, now_ns)
                         by = Rejection.QUEUE if retry_after_s else Rejection.INVALID
                         effects.append(Reject(state.request_id, reason, retry_after_s, by))
                 case RequestBroken(_, wire_id, reason):
@@ -216,7 +217,7 @@ class RouterMachine:
         assert request_id not in self.requests
         state = RequestState.of(event, self._serial, now_ns)
         self._serial += 1
-        verdict, choice = self.admission.admit(state, now_ns)
+        verdict, route, choice = self.admission.admit(state, now_ns)
         left_out = not verdict.admitted and self.admission.may_leave_out(state)
         if self.config.explains:
             text = verdict.reason or "admitted"
@@ -237,6 +238,10 @@ class RouterMachine:
         self.requests[request_id] = state
         if choice is None:
             self.admission.queue.enqueue(state)
+            if route is not None:
+                # Until it goes to workers: what admission went by.
+                waited_s = (now_ns - state.view.arrival_ns) / 1e9
+                state.forecast = Forecast(now_ns, waited_s, route.ttft_s, route.tpot_s)
         if state.due_ns is not None:
             least_s = self.admission.least_seconds(state) if choice is None else 0.0
             self.deadlines.watch(state, least_s)
@@ -263,15 +268,17 @@ class RouterMachine:
         if self.config.explains:
             most, fleet = self.config.explained_candidates, self.admission.fleet
             effects += _explanations(state, choice, most, fleet)
-        if state.forecast is None:
+        forecast = state.forecast
+        if forecast is None or not state.names.attempt:
             prefill = choice.dispatch.prefill or choice.route.prefill
             tracked = self.admission.fleet.workers[prefill]
             arrival_ns = state.view.arrival_ns
-            state.forecast = forecast_of(choice.route, prefill, tracked, now_ns, arrival_ns)
+            forecast = forecast_of(choice.route, prefill, tracked, now_ns, arrival_ns)
+            state.forecast = forecast
         pulled_tokens = self.admission.place(state, choice, now_ns)
         if pulled_tokens or state.names.attempt:
             # Others have a part in when its first token comes.
-            state.forecast.worker = ""
+            forecast.worker = ""
         if state.due_ns is not None:
             # What it takes from here on is known only when it has been done.
             self.deadlines.watch(state)
@@ -315,17 +322,13 @@ class RouterMachine:
             if len(output) - state.charged_output >= CHARGED_TOKENS:
                 if not state.charged_output:
                     # Whoever is slow is known long before its answer ends.
-                    self.admission.later_tokens(state, now_ns)
+                    self.admission.later_tokens(state, len(output), now_ns)
                 self.admission.queue.charge(state, CHARGED_TOKENS)
             if reason is not None:
-                self.admission.later_tokens(state, now_ns)
                 if event.worker != state.decode:
                     # It ended before its KV transfer: the worker that waits to go on need not.
                     effects += cancel_everywhere(state, self.admission, self.kv_transfers)
-                if state.forecast is not None:
-                    slo = state.view.slo
-                    self.predictions.answered(state.forecast, slo, len(output), now_ns)
-                self._forget(state)
+                self._end(state, Ending.ANSWERED, now_ns)
                 ended = True
         return ended
 
@@ -396,18 +399,24 @@ class RouterMachine:
     def _fail(self, state: RequestState, reason: str, now_ns: int, effects: Effects) -> None:
         """A request that was let in has no answer."""
         effects += cancel_everywhere(state, self.admission, self.kv_transfers)
-        if state.forecast is not None:
-            self.predictions.failed(state.forecast, state.view.slo, now_ns)
-        self._forget(state)
+        self._end(state, Ending.FAILED, now_ns)
         effects.append(FailRequest(state.request_id, reason))
 
-    def _forget(self, state: RequestState) -> None:
+    def _end(self, state: RequestState, ending: Ending, now_ns: int) -> None:
+        """The way out of every request that was let in."""
+        self.endings.ended(state, ending, now_ns)
         del self.requests[state.request_id]
         self.deadlines.forget(state)
         if state.stage is not Stage.QUEUED:
             for name in state.names.all:
                 del self._by_wire[name]
             self.admission.request_left(state)
+
+
+def _ending_of(event: RequestWithdrawn) -> Ending:
+    if event.satisfied:
+        return Ending.ANSWERED
+    return Ending.FAILED if event.rejected else Ending.LEFT
 
 
 def _explanations(

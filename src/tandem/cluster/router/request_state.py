@@ -99,7 +99,8 @@ class RequestState:
     migration was begun and has failed. `has_place`: it has one of the bounded places at everybody's
     workers. `deaths` are those of its workers. `measured`: its SLO was predicted to hold, and what
     comes is held against that; its first token came at `first_token_ns` (-1 until then). `degraded`
-    is what was cut of it, in words. `forecast` is of when it first went to workers."""
+    is what was cut of it, in words. `forecast` is of when it first went to workers, or
+    until then of when it was let in."""
 
     submission: RequestSubmitted
     view: RequestView
@@ -129,11 +130,11 @@ class RequestState:
 
     @classmethod
     def of(cls, event: RequestSubmitted, serial: int, now_ns: int) -> "RequestState":
-        request = event.request
+        request, arrived_ns = event.request, event.arrived_ns
         view = RequestView(
             request_id=request.request_id,
             serial=serial,
-            arrival_ns=now_ns,
+            arrival_ns=now_ns if arrived_ns is None else min(arrived_ns, now_ns),
             prompt_tokens=len(request.prompt_tokens) + len(request.output_tokens),
             expected_output_tokens=event.expected_output_tokens,
             tenant=event.tenant,

@@ -30,6 +30,8 @@ class Clients:
         self._mailboxes = Mailboxes()
         self._places = WaitingPlaces(max_waiting)
         self._served_by: dict[str, ServedBy] = {}
+        # Of the open ones, those whose readers have all they want.
+        self._satisfied: set[str] = set()
 
     def arrived(
         self, request: Request, served_by: ServedBy | None = None
@@ -56,11 +58,24 @@ class Clients:
             self._served_by[request_id] = served_by
         return self._mailboxes.open(request_id), entry.gives_way
 
+    def satisfied(self, request_id: str, instant_ns: int) -> bool:
+        """The reader has all it wants, and will read no more. Gives whether the workers should drop
+        the request now: one that has not begun may not have been submitted yet, and is dropped when
+        its reader has left."""
+        self.metrics.requests.ended(request_id, FinishReason.STOP, instant_ns)
+        if request_id in self._satisfied or not self._mailboxes.has_begun(request_id):
+            return False
+        self._satisfied.add(request_id)
+        return True
+
     def left(self, request_id: str, *, finished: bool) -> bool:
         """The reader reads no more, having got all of its answer or not. Gives whether the workers
         should drop it."""
         # Whoever left before taking the last word was served all the same.
-        cut_short = not self._mailboxes.close(request_id)
+        served = self._mailboxes.close(request_id) or request_id in self._satisfied
+        cut_short = not served
+        finished = finished or request_id in self._satisfied
+        self._satisfied.discard(request_id)
         self._served_by.pop(request_id, None)
         self._places.leave(request_id)
         self.demand.left(request_id, finished=finished)

@@ -12,6 +12,7 @@ from tandem.facts.errors import (
     NotReady,
     Overloaded,
     PromptTooLong,
+    Rejection,
     TandemError,
 )
 from tandem.facts.rate_limits import Allowance
@@ -26,8 +27,9 @@ from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.mailbox import Mailbox
 from tandem.messages.gateway import ToolsCalled
-from tandem.messages.router import FollowedPause, RequestSubmitted, RequestWithdrawn
+from tandem.messages.router import FollowedPause, Reject, RequestSubmitted, RequestWithdrawn
 from tandem.observe.cluster_metrics import GatewayMetrics
+from tandem.policy.admission.contract import MIN_RETRY_S, in_words
 from tandem.report.record import Ending
 
 logger = logging.getLogger(__name__)
@@ -114,6 +116,10 @@ class Availability:
         finally:
             self._waiters -= 1
         return True
+
+    def left_s(self) -> float:
+        """What is left of the time for coming back."""
+        return self._left_ns(now_ns()) / NS_PER_S
 
     def members_changed(self) -> None:
         """Perhaps: whoever waits goes on if it is complete now."""
@@ -245,11 +251,10 @@ class Gateway:
 
     def satisfied(self, request_id: str) -> None:
         """See the port `Generator`."""
-        at_ns, reason = now_ns(), FinishReason.STOP
-        self.metrics.requests.ended(self._prefix + request_id, reason, at_ns)
-        self._histories.request_ended(
-            self._prefix + request_id, Ending.FINISHED, str(reason), at_ns
-        )
+        at_ns, request_id = now_ns(), self._prefix + request_id
+        if self._clients.satisfied(request_id, at_ns):
+            self._loop.enqueue(RequestWithdrawn(request_id, satisfied=True))
+        self._histories.request_ended(request_id, Ending.FINISHED, str(FinishReason.STOP), at_ns)
 
     def service_class(self, caller: Caller) -> str:
         """See the port `Generator`."""
@@ -305,8 +310,9 @@ class Gateway:
             self._loop.enqueue(RequestWithdrawn(gives_way, rejected=True))
         finished = False
         try:
+            deadline_ns = service.deadline_ns(arrival_ns, deadline_s)
             if not self._availability.complete:
-                await self._until_somebody_is_back(request, mailbox)
+                await self._until_somebody_is_back(request, mailbox, arrival_ns, deadline_ns)
             expected = self._expected_tokens(request, caller)
             self._loop.enqueue(
                 RequestSubmitted(
@@ -316,11 +322,12 @@ class Gateway:
                     service_class=service.name,
                     session=caller.session,
                     slo=self._terms.slo if service.slo.empty else service.slo,
-                    deadline_ns=service.deadline_ns(arrival_ns, deadline_s),
+                    deadline_ns=deadline_ns,
                     answer_due_ns=arrival_ns + round(deadline_s * NS_PER_S) if deadline_s else None,
                     pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),
                     call=caller.call,
                     pause=self._terms.pause(caller, service.longest_pin_s),
+                    arrived_ns=arrival_ns,
                 )
             )
             while not finished:
@@ -359,14 +366,25 @@ class Gateway:
         ending = Ending.REJECTED if refused else Ending.FAILED
         self._histories.request_ended(request_id, ending, str(error), now_ns())
 
-    async def _until_somebody_is_back(self, request: Request, mailbox: Mailbox) -> None:
+    async def _until_somebody_is_back(
+        self, request: Request, mailbox: Mailbox, arrival_ns: int, deadline_ns: int | None
+    ) -> None:
         """A phase has no worker. The request is counted among those who wait, and comes before the
         machine together with them. Raises `TandemError`."""
+        left_s = None if deadline_ns is None else max(0, deadline_ns - now_ns()) / NS_PER_S
         comes_back = asyncio.ensure_future(self._availability.comes_back())
         # Nobody answers it yet: it can only end because it has to give way, or all ends.
         refused = asyncio.ensure_future(mailbox.next_output())
         try:
-            await asyncio.wait({comes_back, refused}, return_when=asyncio.FIRST_COMPLETED)
+            waits = {comes_back, refused}
+            await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if deadline_ns is not None and not (comes_back.done() or refused.done()):
+                due = in_words((deadline_ns - arrival_ns) / NS_PER_S)
+                reason = f"its first token was due in {due}: no worker was there by then"
+                retry_s = max(MIN_RETRY_S, self._availability.left_s())
+                late = Reject(request.request_id, reason, retry_s, Rejection.DEADLINE)
+                self._clients.reject(late)
+                await refused
             if refused.done():
                 refused.result()
             if not comes_back.result():

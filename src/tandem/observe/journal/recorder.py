@@ -115,9 +115,9 @@ class Recorder:
                 return self._peer_message(peer, message)
             case RequestSubmitted():
                 return self._submitted(event)
-            case RequestWithdrawn(request_id, rejected, call_id):
+            case RequestWithdrawn(request_id, rejected, call_id, satisfied):
                 name = self._numbers.name(request_id)
-                return Withdrawn(name, rejected, self._sessions.label(call_id))
+                return Withdrawn(name, rejected, self._sessions.label(call_id), satisfied)
             case ToolsCalled(account, session, tools):
                 label = self._sessions.label
                 return ToolsCalled(
@@ -198,6 +198,7 @@ class Recorder:
             request.choice,
             event.answer_due_ns,
             event.pause,
+            event.arrived_ns,
         )
 
     def _hashed(self) -> tuple[Hashed, ...]:

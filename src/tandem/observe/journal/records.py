@@ -118,6 +118,7 @@ class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
     choice: int = 0
     answer_due_ns: int | None = None
     pause: FollowedPause | None = None
+    arrived_ns: int | None = None
 
 
 class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):
@@ -126,6 +127,7 @@ class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):
     name: Name
     rejected: bool = False
     call_id: str = ""
+    satisfied: bool = False
 
 
 class Reconfigured(msgspec.Struct, array_like=True, tag="c", frozen=True):

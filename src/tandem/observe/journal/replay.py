@@ -114,8 +114,8 @@ class ReplayedEvents:
                 return MessageFromWorker(record.peer, _tokens(record))
             case Submitted():
                 return self._submitted(record)
-            case Withdrawn(name, rejected, call_id):
-                return RequestWithdrawn(str(name), rejected, call_id)
+            case Withdrawn(name, rejected, call_id, satisfied):
+                return RequestWithdrawn(str(name), rejected, call_id, satisfied)
             case Reconfigured():
                 return ConfigurationChanged(self._configure(record))
             case _:
@@ -147,6 +147,7 @@ class ReplayedEvents:
             call=record.call,
             answer_due_ns=record.answer_due_ns,
             pause=record.pause,
+            arrived_ns=record.arrived_ns,
         )
 
 

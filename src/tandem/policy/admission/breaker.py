@@ -75,14 +75,12 @@ class Measure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """State of one class's breaker: the shares of its SLO that may be promised, since `changed_ns`;
-    `cause` is whose tail was broken, and how, in words. `broke_at` is the share with which it was
-    broken last."""
+    """State of one class's breaker: the shares of its SLO that may be promised; `cause` is whose
+    tail was broken, and how, in words. `broke_at` is the share with which it was broken last."""
 
     stage: BreakerStage = BreakerStage.CLOSED
     ttft_share: float = 1.0
     tpot_share: float = 1.0
-    changed_ns: int = 0
     cause: str = ""
     broke_at: float = 1.0
 
@@ -111,7 +109,7 @@ class Broken:
     cause: str
 
 
-def tightened(breaker: Breaker, broken: Broken, terms: BreakerTerms, now_ns: int) -> Breaker:
+def tightened(breaker: Breaker, broken: Broken, terms: BreakerTerms) -> Breaker:
     """After a look that found the tail broken."""
     cut = min(max(1.0 / broken.overshoot, _MOST_CUT), _LEAST_CUT)
     ttft_share, tpot_share = breaker.ttft_share, breaker.tpot_share
@@ -119,12 +117,10 @@ def tightened(breaker: Breaker, broken: Broken, terms: BreakerTerms, now_ns: int
         ttft_share = max(terms.least_share, ttft_share * cut)
     if Measure.TPOT in broken.measures:
         tpot_share = max(terms.least_share, tpot_share * cut)
-    return Breaker(
-        BreakerStage.OPEN, ttft_share, tpot_share, now_ns, broken.cause, broke_at=breaker.share
-    )
+    return Breaker(BreakerStage.OPEN, ttft_share, tpot_share, broken.cause, broke_at=breaker.share)
 
 
-def relaxed(breaker: Breaker, terms: BreakerTerms, now_ns: int) -> Breaker:
+def relaxed(breaker: Breaker, terms: BreakerTerms) -> Breaker:
     """After a look that found it kept: one step, of those that `recovery_s` has room for; a smaller
     one near what was too much last time."""
     step = (1.0 - terms.least_share) * terms.look_s / terms.recovery_s
@@ -135,13 +131,12 @@ def relaxed(breaker: Breaker, terms: BreakerTerms, now_ns: int) -> Breaker:
         min(1.0, breaker.tpot_share + step),
     )
     if min(ttft_share, tpot_share) >= 1.0:
-        return replace(CLOSED, changed_ns=now_ns)
+        return CLOSED
     return replace(
         breaker,
         stage=BreakerStage.HALF_OPEN,
         ttft_share=ttft_share,
         tpot_share=tpot_share,
-        changed_ns=now_ns,
     )
 
 
