@@ -246,6 +246,26 @@ async def test_an_answer_that_was_kept_too_short_is_dropped_and_computed(
     assert len(generator.requests) == 2
 
 
+def test_tenants_opt_in_and_out_while_the_server_runs(the_generator, text, generator):
+    of_acme = ResponseCacheConfig(1 << 20, frozenset({"acme"}))
+    config = ApiConfig(tenants=KEYS, response_cache=of_acme)
+    cache = ResponseCache(of_acme, "tiny")
+    with client_of(build_app(the_generator, text, config, cache=cache)) as client:
+
+        def computed(key: str) -> list[int]:
+            counts = []
+            for _ in range(2):
+                before = len(generator.requests)
+                headers = {"Authorization": f"Bearer {key}"}
+                client.post("/v1/completions", json=GREEDY, headers=headers)
+                counts.append(len(generator.requests) - before)
+            return counts
+
+        assert [computed("key-of-acme"), computed("key-of-other")] == [[1, 0], [1, 1]]
+        cache.reconfigure(replace(of_acme, tenants=frozenset({"other"})))
+        assert [computed("key-of-acme"), computed("key-of-other")] == [[1, 1], [1, 0]]
+
+
 def response(tokens: int) -> CachedResponse:
     return CachedResponse(array("I", range(tokens)), (), FinishReason.LENGTH, False)
 

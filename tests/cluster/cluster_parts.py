@@ -1,10 +1,11 @@
 """Small pieces of a cluster, for tests of one rule at a time."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig, GatewayMachine
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
@@ -140,6 +141,17 @@ class GatewayUnderTest(MachineUnderTest):
         """Messages of one worker, which come together."""
         peer = f"{messages[0].worker}/{getattr(messages[0], 'incarnation', incarnation)}"
         return self.handle(*(MessageFromWorker(peer, message) for message in messages))
+
+    def apply(self, *, router: dict | None = None, **changes) -> list:
+        """An operator's configuration that differs so from the present one."""
+        config = self.machine.config
+        changed = dataclasses.replace(
+            config,
+            router=dataclasses.replace(config.router, **router or {}),
+            configuration=config.configuration + 1,
+            **changes,
+        )
+        return self.handle(ConfigurationChanged(changed))
 
     def submit(self, request_id: str, prompt_tokens: int = 9) -> list:
         request = Request(request_id, tuple(range(prompt_tokens)))

@@ -2,7 +2,7 @@
 of who is started, drained and flipped."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.cluster.gateway.plan_actions import ScaledPool
@@ -72,7 +72,7 @@ class ScaledCluster:
         **planning: Any,
     ) -> None:
         self.policy = ScriptedPlanner()
-        config = PlanningConfig(
+        self.planning = PlanningConfig(
             "wanting",
             self.policy,
             (PREFILL, DECODE),
@@ -81,7 +81,7 @@ class ScaledCluster:
             hold_s=hold_s,
             **planning,
         )
-        self.gateway = GatewayUnderTest(planning=config, terms=PATIENT, classes=classes)
+        self.gateway = GatewayUnderTest(planning=self.planning, terms=PATIENT, classes=classes)
         self.gateway.now_ns = begin_ns
         self.workers: dict[str, WorkerProcess] = {}
         self.wanted: dict[str, Role] = {}
@@ -100,6 +100,16 @@ class ScaledCluster:
     def roles(self) -> dict[str, str]:
         """Of the workers that take requests."""
         return {name: str(w.role) for name, w in sorted(self.workers.items()) if w.accepting}
+
+    def apply(self, **planning: Any) -> None:
+        """An operator has it planned otherwise."""
+        self.planning = replace(self.planning, **planning)
+        self._take_effects(self.gateway.apply(planning=self.planning))
+
+    def plan_no_more(self) -> None:
+        """An operator switches planning off; `apply` switches it on again."""
+        self._take_effects(self.gateway.apply(planning=None))
+        self.look()
 
     def join(self, worker: str, role: Role) -> None:
         """A process of this name is up."""
@@ -122,6 +132,12 @@ class ScaledCluster:
             process = self.workers[name]
             while process.orders and name in self.workers:
                 self._carry_out(name, process, process.orders.popleft())
+
+    def look(self) -> None:
+        """The launcher sees which starts are still wanted."""
+        status = self.gateway.machine.status(self.gateway.now_ns).planning
+        starting = {start.worker for start in status.starting} if status else set()
+        self.wanted = {name: role for name, role in self.wanted.items() if name in starting}
 
     def start_wanted(self) -> None:
         """The launcher starts everything that is wanted, and it comes up."""

@@ -408,6 +408,33 @@ def test_an_answer_that_is_cut_off_was_work():
     assert window.ttft_s == pytest.approx((0.25,))
 
 
+def test_what_an_operator_did_holds_while_planning_is_off():
+    cluster = ScaledCluster(hold_s=60)
+    cluster.drain_elsewhere("d-1", Drain(Role.PREFILL))
+    cluster.tick(Plan(prefill=1, decode=2), seconds=1)
+    cluster.tick(Plan(prefill=2, decode=1, flips=(Flip("d-1", "decode"),)))
+    assert "d-1" not in " ".join(actions(cluster))
+    cluster.plan_no_more()
+    cluster.tick(seconds=5)
+    cluster.apply()
+    cluster.tick(Plan(prefill=1, decode=2, flips=(Flip("d-1", "decode"),)))
+    status = cluster.planner.status(cluster.gateway.now_ns)
+    assert [(held.worker, held.why) for held in status.held] == [("d-1", "flipped to prefill")]
+    assert "d-1" not in " ".join(actions(cluster))
+
+
+def test_an_order_under_way_stays_the_planners_while_planning_is_off():
+    cluster = ScaledCluster(hold_s=60)
+    cluster.tick(Plan(prefill=2, decode=1, flips=(Flip("d-1", "prefill"),)))
+    order = cluster.workers["d-1"].orders.popleft()
+    cluster.plan_no_more()
+    cluster.drain_elsewhere("d-1", order)
+    cluster.apply()
+    cluster.tick(Plan(prefill=2, decode=1))
+    assert cluster.planner.status(cluster.gateway.now_ns).held == ()
+    assert actions(cluster) == []
+
+
 def scenes(chance: Random, cluster: ScaledCluster) -> None:
     """Something happens, and the next tick wants something."""
     worker = chance.choice(sorted({*PREFILL.workers, *DECODE.workers}))

@@ -139,10 +139,10 @@ def test_limits_change_while_requests_run():
     gateway = Limited(RateLimits(concurrent_requests=4, requests_per_minute=10))
     gateway.ask("a", "b", "c")
     one = LimitTerms({"acme": RateLimits(concurrent_requests=3, requests_per_minute=20)})
-    gateway.machine.limits.limits_changed(one, gateway.now_ns)
+    gateway.apply(limits=one)
     assert gateway.left.requests.remaining == 17
     assert rejected(gateway.ask("d")) == {"d": Rejection.CONCURRENT}
-    gateway.machine.limits.limits_changed(LimitTerms(), gateway.now_ns)
+    gateway.apply(limits=LimitTerms())
     assert not rejected(gateway.ask("e"))
     for each in ("a", "b", "c", "e"):
         gateway.receive(drew("w", each, reason=FinishReason.STOP))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.facts.fleet import Role
+from tandem.facts.fleet import PlanningMode, Role
 from tandem.messages.cluster import Drain, Undrain
 from tandem.messages.gateway import DrainAsked, UndrainAsked
 from tandem.policy.planning.contract import Flip, Plan
@@ -169,6 +169,37 @@ def test_a_name_that_never_starts_is_tried_ever_less_often():
     assert status(cluster).stuck == ()
 
 
+def test_where_nobody_orders_any_more_spares_take_requests_again():
+    cluster = with_spares()
+    cluster.apply(mode=PlanningMode.ADVISORY)
+    cluster.tick(KEEP)
+    cluster.carry_out()
+    assert cluster.roles == FIRST | {"p-1": "prefill"}
+    assert (status(cluster).spares, status(cluster).held) == ((), ())
+
+
+def test_spares_take_requests_again_when_planning_is_switched_off():
+    cluster = with_spares(count=3, hold_s=60)
+    cluster.operator(DrainAsked(1, "p-1"))
+    cluster.carry_out()
+    # One more is on its way when planning ends.
+    cluster.tick(KEEP)
+    (coming,) = cluster.wanted
+    cluster.plan_no_more()
+    cluster.carry_out()
+    cluster.join(coming, Role.DECODE)
+    cluster.tick(seconds=5)
+    cluster.carry_out()
+    up = {"p-2": "prefill", "d-2": "decode", coming: "decode"}
+    assert cluster.roles == FIRST | up
+    # What the operator has drained stays the operator's.
+    assert not cluster.workers["p-1"].accepting
+    cluster.apply()
+    cluster.tick(KEEP)
+    cluster.tick(KEEP)
+    assert [held.worker for held in status(cluster).held] == ["p-1"]
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=seeds(40, 400), deadline=None)
 def test_whatever_happens_spares_and_hands_are_told_apart(seed):
@@ -178,3 +209,38 @@ def test_whatever_happens_spares_and_hands_are_told_apart(seed):
         cluster.gateway.machine.audit()
         shown = status(cluster)
         assert not set(shown.spares) & {held.worker for held in shown.held}
+
+
+def test_a_planner_that_comes_back_asks_anew_for_what_it_wants_now():
+    cluster = ScaledCluster()
+    cluster.tick(Plan(prefill=2, decode=2))
+    assert actions(cluster) == ["p-1 starts as prefill"]
+    cluster.plan_no_more()
+    cluster.tick(seconds=100)
+    cluster.apply(spares=1)
+    cluster.tick(KEEP)
+    assert actions(cluster) == ["p-1 starts as a spare"]
+    assert cluster.planner.fleet.failed_starts == 0
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=seeds(30, 300), deadline=None)
+def test_nobody_is_left_standing_by_whatever_happens_before_planning_is_switched_off(seed):
+    chance, cluster = Random(seed), ScaledCluster(hold_s=20, spares=1 + seed % 3)
+    for _ in range(3):
+        for _ in range(10):
+            scenes(chance, cluster)
+        cluster.carry_out()
+        held = {each.worker for each in status(cluster).held}
+        if chance.randrange(2):
+            cluster.plan_no_more()
+        else:
+            cluster.apply(mode=PlanningMode.ADVISORY)
+            # The first workers are waited for.
+            cluster.tick(seconds=20)
+            cluster.look()
+        cluster.carry_out()
+        cluster.tick(seconds=1)
+        waiting = {name for name, each in cluster.workers.items() if each.spare}
+        assert waiting <= held
+        cluster.apply(mode=PlanningMode.AUTOMATIC)

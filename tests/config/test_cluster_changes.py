@@ -6,7 +6,7 @@ import pytest
 
 from tandem.config.cluster.changes import changes
 from tandem.config.cluster.file import Cluster
-from tandem.config.cluster.keys import Change
+from tandem.config.cluster.keys import Change, key, section
 from tandem.config.cluster.live import checked
 from tandem.config.cluster.tree import override, parse
 
@@ -33,6 +33,12 @@ ONE_KEY = [
     ("classes.free.priority=7", "classes.free.priority", "7", Change.AT_ONCE),
     ("classes.free.slo.tpot=1s", "classes.free.slo.tpot", "1s", Change.NEW_REQUESTS),
     ("tenants.globex.weight=5", "tenants.globex.weight", "5", Change.AT_ONCE),
+    (
+        "tenants.globex.response_cache=true",
+        "tenants.globex.response_cache",
+        "true",
+        Change.NEW_REQUESTS,
+    ),
     ("tenants.globex.kv_share=0.5", "tenants.globex.kv_share", "0.5", Change.WORKER_RESTART),
     (
         "tenants.acme.api_keys=[new]",
@@ -98,6 +104,36 @@ def test_pools_classes_and_tenants_come_and_go_with_no_secret_shown():
         ("tenants.initech.kv_share", Change.WORKER_RESTART),
     }
     assert "secret" not in str(found).replace("(secret)", "")
+
+
+@section
+class Entry:
+    name: str = key("Its name.")
+    live: int = key("At once.", default=0)
+    fixed: int = key("Never.", default=0, live=Change.NEVER)
+
+
+@section
+class File:
+    entries: tuple[Entry, ...] = key("Some.", default=(), live=Change.AT_ONCE)
+
+
+def test_a_new_entry_does_not_hide_what_cannot_change_live():
+    found = changes(File(), File((Entry("plain", live=3), Entry("odd", fixed=3))))
+    assert [(change.place, change.when) for change in found] == [
+        ("entries.plain", Change.AT_ONCE),
+        ("entries.odd", Change.AT_ONCE),
+        ("entries.odd.fixed", Change.NEVER),
+    ]
+
+
+def test_a_new_pool_brings_options_of_its_own():
+    pools = "  - {name: e, role: decode, device: cpu, serve: {threads: 2}}\npolicies"
+    (change,) = changes(cluster(), cluster(text=TEXT.replace("policies", pools)))
+    assert (change.place, change.when) == ("pools.e", Change.WORKERS)
+    other = TEXT.replace("count: 2,", "count: 2, serve: {threads: 2},")
+    (change,) = changes(cluster(), cluster(text=other))
+    assert (change.place, change.when) == ("pools.d.serve.threads", Change.NEVER)
 
 
 def test_the_order_counts_where_it_decides():

@@ -15,13 +15,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tandem.api.key_ring import KeyRing
+from tandem.api.response_cache import ResponseCache
+from tandem.config.cluster.file import Cluster
+from tandem.config.cluster.requests import TenantConfig
 from tandem.config.options import ServeOptions
 from tandem.config.processes import GatewayConfiguration, GatewayListening, GatewaySetup
 from tandem.facts.health import Health
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.serving import Caller
 from tandem.live.channels.keys import KeyPair, make_pair
 from tandem.live.channels.sockets import NodeKeys
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
+from tandem.live.processes.gateway import Configurations, assemble_gateway
 from tests.cluster.ledger_engine import answer
 from tests.config.clusters import cluster_of_one
 from tests.live.ends import KEYS, NODE_KEYS, PATIENCE_S
@@ -151,6 +157,32 @@ def test_a_gateway_that_cannot_start_logs_why(tmp_path, changes, problem):
     assert problem in log
     assert "Traceback" not in log
     assert KEYS.gateway_secret not in log
+
+
+def test_a_new_configuration_changes_keys_and_response_cache_once_it_is_taken(tmp_path):
+    setup = setup_in(tmp_path, options=ServeOptions(port=0, response_cache_mib=1))
+    setup = msgspec.structs.replace(setup, cluster=with_tenants(setup.cluster, acme=False))
+    assembled = assemble_gateway(setup)
+    ring = KeyRing(assembled.api)
+    cache = ResponseCache(assembled.api.response_cache, "tandem-mini")
+    configurations = Configurations(setup, assembled, ring, cache)
+    cluster = with_tenants(setup.cluster, acme=True, globex=True)
+    wanted = GatewayConfiguration(number=1, cluster=cluster, options=setup.options, plans=False)
+    new = configurations.make(msgspec.json.encode(wanted))
+    assert new.change().config.configuration == 1
+    globex = b"globex-key"
+    assert (ring.owner_of(globex), cache.serves(Caller("acme"))) == (None, False)
+    new.taken()
+    assert (ring.owner_of(globex), cache.serves(Caller("acme"))) == ("globex", True)
+
+
+def with_tenants(cluster: Cluster, **cached: bool) -> Cluster:
+    """Each with a key, and with a response cache or without."""
+    tenants = (
+        TenantConfig(name, api_keys=(f"{name}-key",), response_cache=each)
+        for name, each in cached.items()
+    )
+    return replace(cluster, tenants=tuple(tenants))
 
 
 async def test_idle_clients_leave_files_to_workers_and_operators(tmp_path):

@@ -138,6 +138,14 @@ def test_without_a_credible_answer_the_formulas_decide(changes, why):
     assert asking.tick().question is None
 
 
+def test_an_answer_to_other_shapes_is_never_read_as_one_to_these():
+    asking = Asking(4, 4)
+    asking.tick()
+    asking.answer({}, figures=(figures(0.9),))
+    with pytest.raises(ValueError, match="shorter"):
+        asking.tick()
+
+
 def test_questions_are_a_period_apart_and_rare_while_all_is_well():
     asking = Asking(4, 4)
     at_s = []

@@ -6,7 +6,12 @@ from random import Random
 from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.router.queue import RequestQueueConfig
+from tandem.facts.rate_limits import RateLimits
+from tandem.policy.admission.breaker import BreakerTerms
+from tandem.policy.admission.contract import Admission
+from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.policies import DISPATCHES
+from tandem.policy.learning import Learning
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.policies import ROUTINGS
 from tests.twin.chance_run import ChanceRun
@@ -15,8 +20,9 @@ from tests.twin.chance_run import ChanceRun
 def another_config(
     config: GatewayConfig, number: int, planning: PlanningConfig | None
 ) -> GatewayConfig:
-    """Other classes, bounds and weights, and now and then other policies, with or without this
-    planning. The same for the same configuration and number."""
+    """Other classes, bounds, weights and rate limits, and now and then other policies and another
+    way of learning, with or without this planning. The same for the same configuration and
+    number."""
     chance = Random(number)
     names = chance.sample(["gold", "batch", "rest"], chance.randrange(4))
     classes = tuple(
@@ -38,10 +44,41 @@ def another_config(
         routing = ROUTINGS[chance.choice(sorted(ROUTINGS))](number)
         dispatch = chance.choice(["local", "remote", "queue", "seconds"])
         router = replace(router, routing=routing, dispatching=DISPATCHES[dispatch]())
+    if not chance.randrange(3):
+        router = replace(router, admission=_admission(chance))
+    learning = config.learning
+    if not chance.randrange(3):
+        learning = chance.choice([None, Learning(), Learning(half_life_s=1.0)])
+    limits = replace(config.limits, others=_limits(chance))
     planning = planning if chance.randrange(2) else None
     if planning is not None:
         planning = replace(planning, window_s=chance.choice([0.1, 5.0]))
-    return replace(config, router=router, planning=planning, configuration=number)
+    return replace(
+        config,
+        router=router,
+        planning=planning,
+        learning=learning,
+        limits=limits,
+        configuration=number,
+    )
+
+
+def _limits(chance: Random) -> RateLimits:
+    """Of each account; rarely so tight that many are refused."""
+    return RateLimits(
+        requests_per_minute=chance.choice([None, None, 60, 100_000]),
+        tokens_per_minute=chance.choice([None, None, 10_000_000]),
+        concurrent_requests=chance.choice([None, 3, 1000]),
+    )
+
+
+def _admission(chance: Random) -> Admission:
+    match chance.choice(["none", "threshold", "prediction"]):
+        case "prediction":
+            terms = BreakerTerms(window_s=chance.choice([0.5, 5.0]), min_requests=2)
+            return ADMISSIONS["prediction"](breaker=chance.choice([None, terms]))
+        case name:
+            return ADMISSIONS[name]()
 
 
 class ChangedRun(ChanceRun):

@@ -43,10 +43,11 @@ def build_app(
     config: ApiConfig,
     log: LineSink | None = None,
     ring: KeyRing | None = None,
+    cache: ResponseCache | None = None,
 ) -> Starlette:
     """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. A `log` gets a
-    line for each call; `ring` is that of `config`, for whoever changes it later. Raises
-    `InvalidConfiguration` for a file of keys that has none."""
+    line for each call; `ring` and `cache` are those of `config`, for whoever changes them later.
+    Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     context = AppContext(
         generator,
@@ -54,7 +55,7 @@ def build_app(
         config,
         intake,
         ResponseBudget(config.answer_bytes),
-        ResponseCache(config.response_cache, generator.card.names[0]),
+        cache or ResponseCache(config.response_cache, generator.card.names[0]),
     )
     endpoints: list[ApiEndpoint] = [
         *chat_endpoints(context),

@@ -86,6 +86,11 @@ class ResponseCache:
             f"{name}_bytes", "Memory of the answers kept", labels, registry=self._registry
         ).labels(model_name)
 
+    def reconfigure(self, config: ResponseCacheConfig) -> None:
+        """Keep answers by another configuration from now on. Those of a tenant that has opted out
+        are not found any more, and leave as others come."""
+        self._config = config
+
     def serves(self, caller: Caller) -> bool:
         """Whether this caller's tenant has opted in."""
         tenants = self._config.tenants

@@ -57,8 +57,9 @@ KEPT_DECISIONS = 20
 class Autoscaling:
     """Of a gateway whose members, drains and routing are these, from `now_ns` on. `fleet` must see
     workers that come, change and go, and `follow` comes after everything that happened at an
-    instant. Workers that are some classes' own are no part of any plan, and neither is what they
-    serve."""
+    instant. Where the gateway has planned before, `fleet` is that of then: operators' changes and
+    orders under way are known. Workers that are some classes' own are no part of any plan, and
+    neither is what they serve."""
 
     def __init__(
         self,
@@ -68,9 +69,10 @@ class Autoscaling:
         routing: Routing,
         *,
         now_ns: int,
+        fleet: PlannedFleet | None = None,
     ) -> None:
         self.config = config
-        self.fleet = PlannedFleet(
+        self.fleet = fleet or PlannedFleet(
             config.pools,
             config.hold_s,
             members,
@@ -79,6 +81,8 @@ class Autoscaling:
             patience_s=config.patience_s,
             wanted_spares=config.spares,
         )
+        if fleet is not None:
+            self._reconfigure_fleet(config)
         self._members, self._drains, self._routing = members, drains, routing
         self._planner = PlannerMachine(config, now_ns)
         self._questions: ShapeQuestions | None = None
@@ -104,17 +108,30 @@ class Autoscaling:
     def reconfigure(self, config: PlanningConfig, now_ns: int) -> None:
         """Plan by another configuration from now on. What is under way goes on."""
         before, self.config = self.config, config
+        self._reconfigure_fleet(config)
+        if config.remembers_s != before.remembers_s:
+            self._remember(config)
+        self._planner.reconfigure(config, now_ns)
+        self._acts = config.mode is PlanningMode.AUTOMATIC
+        self._last_actions = ()
+
+    def end(self, now_ns: int) -> Effects:
+        """Plan no more. Orders under way are carried out, and `fleet` still sees them done."""
+        self.fleet.starts_not_wanted()
+        return self._release_spares(now_ns)
+
+    def _reconfigure_fleet(self, config: PlanningConfig) -> None:
         self.fleet.reconfigure(
             config.pools,
             config.hold_s,
             patience_s=config.patience_s,
             wanted_spares=config.spares,
         )
-        if config.remembers_s != before.remembers_s:
-            self._remember(config)
-        self._planner.reconfigure(config, now_ns)
-        self._acts = config.mode is PlanningMode.AUTOMATIC
-        self._last_actions = ()
+
+    def _release_spares(self, now_ns: int) -> Effects:
+        """Nothing is ordered any more: whoever stands by takes requests again."""
+        spares = self.fleet.spares_not_wanted()
+        return [self._activate(worker, role, now_ns) for worker, role in spares.items()]
 
     def _remember(self, config: PlanningConfig) -> None:
         """From now on demand is recorded for so long, for a planner that asks what other shapes
@@ -199,8 +216,7 @@ class Autoscaling:
         )
 
     def audit(self) -> None:
-        """Assert that it agrees with the gateway on who is there and who waits."""
-        self.fleet.audit()
+        """Assert that it agrees with the gateway on who waits."""
         requests = self._routing.router.requests.keys()
         invariant(self._experience.open_ids == requests, "open requests are those of the router")
         if self._record is not None:
@@ -257,8 +273,7 @@ class Autoscaling:
         if actions and (actions != self._last_actions or self._acts):
             self._decisions.append(decision)
         self._last_actions = actions
-        if self._acts:
-            effects += self._carry_out(actions, now_ns)
+        effects += self._carry_out(actions, now_ns) if self._acts else self._release_spares(now_ns)
         return effects
 
     def _carry_out(self, actions: Iterable[PlannedAction], now_ns: int) -> Effects:

@@ -177,7 +177,7 @@ class LearnedCorrection:
 
 
 def _listed_seconds(step_time: StepTime, totals: StepTotals) -> float:
-    """What the list says of their mean step. They come from another process, and may be absurd."""
+    """Of the mean step, by listed costs. Totals come from another process, and may be absurd."""
     steps = totals.steps
     decodes, context_tokens, sampled_rows = (
         max(0, round(each / steps))

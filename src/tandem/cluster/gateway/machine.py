@@ -23,6 +23,7 @@ from tandem.cluster.gateway.members import (
 )
 from tandem.cluster.gateway.operations import Audits, Drains, OpenAudit
 from tandem.cluster.gateway.pauses import PauseConfig, Pauses
+from tandem.cluster.gateway.planned_fleet import PlannedFleet
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.gateway.rate_limits import CallLimits
 from tandem.cluster.gateway.routing import Routing
@@ -144,6 +145,8 @@ class GatewayMachine:
         self.limits = CallLimits(config.limits, use, explains=router.explains)
         self.sharing: Sharing | None = None
         self.autoscaling: Autoscaling | None = None
+        # Kept while planning is switched off: what operators hold and orders under way outlast it.
+        self.planned_fleet: PlannedFleet | None = None
         self.pauses = None if config.pauses is None else Pauses(config.pauses, self.routing)
         self._started_ns: int | None = None
         terms = config.terms
@@ -248,6 +251,8 @@ class GatewayMachine:
         self.router.audit()
         self.routing.audit()
         self.limits.audit(self.router.requests)
+        if self.planned_fleet is not None:
+            self.planned_fleet.audit()
         if self.autoscaling is not None:
             self.autoscaling.audit()
         if self.pauses is not None:
@@ -276,7 +281,7 @@ class GatewayMachine:
         """The first instant."""
         self._started_ns, self._renew_at_ns = now_ns, now_ns + self._renewal_ns
         if self.config.planning is not None:
-            self.autoscaling = self._autoscaling(self.config.planning, now_ns)
+            self._begin_planning(self.config.planning, now_ns)
         if self.config.limits.gateways > 1:
             self.sharing = Sharing(
                 self.config.terms, self.routing, self.members, self.limits, now_ns=now_ns
@@ -305,8 +310,8 @@ class GatewayMachine:
                 self._audits_asked.append(event)
             case DrainAsked() | UndrainAsked():
                 effects += self._begin_operation(event)
-            case StartFailed() if self.autoscaling is not None:
-                self.autoscaling.fleet.start_failed(event, now_ns)
+            case StartFailed() if self.planned_fleet is not None:
+                self.planned_fleet.start_failed(event, now_ns)
             case ConfigurationChanged(config):
                 self._reconfigure(config, now_ns, effects)
 
@@ -314,21 +319,30 @@ class GatewayMachine:
         """Decide by another configuration, at which requests and workers stay what they are."""
         planned_before, self.config = self.config.planning, config
         self.routing.reprice(self.costs.reconfigure(config.capacity_of, config.learning))
-        self.limits.limits_changed(config.limits, now_ns)
+        self.limits.reconfigure(config.limits, now_ns, explains=config.router.explains)
         router = replace(config.router, capacities=self.costs.capacities)
         effects += self.routing.reconfigure(router, now_ns)
         if config.planning is None:
-            # Orders under way are carried out; nobody gives new ones.
+            if self.autoscaling is not None:
+                effects += self.autoscaling.end(now_ns)
             self.autoscaling = None
         elif self.autoscaling is None:
-            self.autoscaling = self._autoscaling(config.planning, now_ns)
-            self.autoscaling.adopt(now_ns)
+            self._begin_planning(config.planning, now_ns).adopt(now_ns)
         elif config.planning is not planned_before:
             self.autoscaling.reconfigure(config.planning, now_ns)
         effects.append(ConfigurationTaken(config.configuration))
 
-    def _autoscaling(self, planning: PlanningConfig, now_ns: int) -> Autoscaling:
-        return Autoscaling(planning, self.members, self.drains, self.routing, now_ns=now_ns)
+    def _begin_planning(self, planning: PlanningConfig, now_ns: int) -> Autoscaling:
+        self.autoscaling = Autoscaling(
+            planning,
+            self.members,
+            self.drains,
+            self.routing,
+            now_ns=now_ns,
+            fleet=self.planned_fleet,
+        )
+        self.planned_fleet = self.autoscaling.fleet
+        return self.autoscaling
 
     def _let_pause(self, now_ns: int, effects: Effects) -> None:
         """Sessions whose answers have ended so far may pause, before more of them comes."""
@@ -364,8 +378,8 @@ class GatewayMachine:
         match message:
             case RoleStateReported():
                 self.routing.gather(self.members.role_state_changed(member, message))
-                if self.autoscaling is not None:
-                    self.autoscaling.fleet.role_state_changed(member, now_ns)
+                if self.planned_fleet is not None:
+                    self.planned_fleet.role_state_changed(member, now_ns)
                 effects += self.drains.role_state_reported(member)
             case MoveEnded():
                 self.routing.move_ended(member, message, now_ns)
@@ -427,8 +441,8 @@ class GatewayMachine:
         if not register.accepting:
             self.routing.gather(WorkerDrained(register.worker))
         effects += self.routing.flush(now_ns)
-        if self.autoscaling is not None:
-            self.autoscaling.fleet.worker_joined(member, now_ns)
+        if self.planned_fleet is not None:
+            self.planned_fleet.worker_joined(member, now_ns)
         effects += self.drains.worker_registered(member)
 
     def _lose_peer(
@@ -451,8 +465,8 @@ class GatewayMachine:
         effects += (
             SendToWorker(other.peer, lost) for other in self.members if other.forget(member)
         )
-        if self.autoscaling is not None:
-            self.autoscaling.fleet.worker_gone(member.name, now_ns, died=bool(reason))
+        if self.planned_fleet is not None:
+            self.planned_fleet.worker_gone(member.name, now_ns, died=bool(reason))
         effects += self.drains.gone(member.name, reason)
 
     def _lose_work(self, member: Member, now_ns: int, *, died: bool) -> Effects:
@@ -490,7 +504,7 @@ class GatewayMachine:
     def _begin_operation(self, event: DrainAsked | UndrainAsked) -> Effects:
         """Begin an operator's operation, or end it with why it cannot be."""
         member = self.members.of_name(event.worker)
-        planned = None if self.autoscaling is None else self.autoscaling.fleet
+        planned = self.planned_fleet
         if isinstance(event, UndrainAsked) and planned and planned.operator_releases(event):
             return [OperationEnded(event.operation_id)]
         # What an operator wants goes before what the planner has ordered.

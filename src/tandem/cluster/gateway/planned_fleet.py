@@ -5,7 +5,7 @@ state behind `autoscaling`, from the workers' reports. It has no plan and sends 
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.gateway.members import Member, Members
@@ -198,6 +198,30 @@ class PlannedFleet:
         """Workers that have come up since the last call, to stand by: they are to be told so."""
         fresh, self._new_spares = self._new_spares, []
         return [worker for worker in fresh if worker in self._spares]
+
+    def spares_not_wanted(self) -> dict[str, Role]:
+        """From now on workers that come up take requests. Gives those that stand by and are no
+        operator's, which are to take requests again, with their roles."""
+        self._starting = {
+            worker: replace(start, spare=False)
+            for worker, start in self._starting.items()
+            if not (start.asked and start.spare)
+        }
+        for worker in self._new_spares:
+            # It takes requests, for it was never drained.
+            self._spares.pop(worker, None)
+        self._new_spares.clear()
+        return {
+            worker: role
+            for worker, role in sorted(self._spares.items())
+            if worker not in self.holds
+        }
+
+    def starts_not_wanted(self) -> None:
+        """Workers that the planner has asked for need not come up."""
+        self._starting = {
+            worker: start for worker, start in self._starting.items() if not start.asked
+        }
 
     def worker_joined(self, member: Member, now_ns: int) -> None:
         """It registers: a new process, or one that has forgotten the gateway."""

@@ -94,10 +94,11 @@ class CallLimits:
                 self._give_back(call, now_ns)
         self._ended(event.request_id, now_ns)
 
-    def limits_changed(self, terms: LimitTerms, now_ns: int) -> None:
+    def reconfigure(self, terms: LimitTerms, now_ns: int, *, explains: bool) -> None:
         """Other limits from now on. What was used stays used; requests of accounts that had none
         before are not counted."""
         self._limits, self._gateways = not terms.empty, terms.gateways
+        self._explains = explains
         self._divide(terms, now_ns)
 
     def others_connected(self, gateways: int, now_ns: int) -> None:

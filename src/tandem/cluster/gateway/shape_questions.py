@@ -23,10 +23,11 @@ GRACE_S = 5.0
 
 
 class ShapeQuestions:
-    """One question at a time. `pool_of` names the pool of each worker that may be started, prompts
-    are hashed in blocks of `block_size`, and the record is that of one among `gateways`. `answer`
-    is the last one, for the planner; `figures` are those of the last that there was, by name, for
-    the records."""
+    """One question at a time, which goes by the instant at which it is asked: a late answer to one
+    before is never taken for its own, whatever was configured in between. `pool_of` names the pool
+    of each worker that may be started, prompts are hashed in blocks of `block_size`, and the record
+    is that of one among `gateways`. `answer` is that to the last question, for the planner;
+    `figures` are those of the last answer with any, by name, for the records."""
 
     def __init__(
         self,
@@ -40,8 +41,6 @@ class ShapeQuestions:
         self._pool_of, self._block_size, self._gateways = pool_of, block_size, gateways
         self._open: SimulateShapes | None = None
         self._pending = Answer(0)
-        self._serial = 0
-        self._asked_ns = 0
         self._shapes: tuple[FleetShape, ...] = ()
         # For each plan of the question, which of the shapes it comes to.
         self._places: tuple[int, ...] = ()
@@ -59,6 +58,8 @@ class ShapeQuestions:
     ) -> SimulateShapes | None:
         """What the simulator is to do; None where that is pointless, and the answer is there at
         once. The fleet is the present one since `stable_from_ns`."""
+        # Whoever asks may be another planner than the one that asked before.
+        self.answer = None
         entries = settled(self._record.entries(), now_ns, question.window_s, question.requests)
         self._pending = Answer(question.serial, requests=len(entries))
         if len(entries) < LEAST_REQUESTS:
@@ -78,10 +79,8 @@ class ShapeQuestions:
         shapes = [self._shape(fleet_state().after(plan)) for plan in question.plans]
         self._shapes = tuple(dict.fromkeys(shapes))
         self._places = tuple(self._shapes.index(shape) for shape in shapes)
-        self._serial += 1
-        self._asked_ns = now_ns
         self._open = SimulateShapes(
-            question_id=self._serial,
+            question_id=now_ns,
             shapes=self._shapes,
             demand=tuple(entry.frozen for entry in entries),
             block_size=self._block_size,
@@ -120,7 +119,7 @@ class ShapeQuestions:
         if self._open is None:
             return
         limit_s = self._open.limit_s + GRACE_S
-        if now_ns - self._asked_ns >= round(limit_s * 1e9):
+        if now_ns - self._open.question_id >= round(limit_s * 1e9):
             self._finish(f"no answer in {limit_s:.0f} s", now_ns)
 
     def status(self, now_ns: int) -> SimulationStatus:

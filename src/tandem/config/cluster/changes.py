@@ -1,6 +1,6 @@
 """What another cluster file changes in a cluster that runs, key by key: the old and the new value,
-when it is heeded, and for what cannot change live what to do instead. Pure; says nothing of how it
-is carried out."""
+when it is heeded, and for what cannot change live what to do instead. Pure; `live.processes.apply`
+carries it out."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -55,7 +55,7 @@ def _of_section(old: Any, new: Any, path: str, inherited: Change) -> Iterator[Ke
         if any(isinstance(rule, Secret) for rule in rules):
             yield _changed(place, _hidden(before), _hidden(after), when)
         elif options is not None:
-            yield from _of_options(options, before, after, place)
+            yield from _of_options(options, before, after, place, when)
         elif _is_section(before) and _is_section(after):
             yield from _of_section(before, after, place, when)
         elif _is_entries(before or after):
@@ -80,19 +80,24 @@ def _of_entries(
     for name, entry in after.items():
         if name not in before:
             yield _changed(f"{path}.{name}", ABSENT, _summary(entry), comes)
-            # What workers must be told, they are told at their start.
+            # A new entry is one change, but for its keys that do not change with it.
             own = _of_section(_bare_entry(entry), entry, f"{path}.{name}", comes)
-            yield from (each for each in own if each.when is Change.WORKER_RESTART)
+            later = (Change.WORKER_RESTART, Change.NEVER)
+            yield from (each for each in own if each.when in later)
     order = [name for name in before if name in after], [name for name in after if name in before]
     if path == "classes" and order[0] != order[1]:
-        # Their headers are tried in this order.
+        # A request belongs to the first class whose headers it has.
         yield _changed(path, ", ".join(order[0]), ", ".join(order[1]), when)
 
 
 def _of_options(
-    rule: OptionsOf, old: Mapping[str, object], new: Mapping[str, object], path: str
+    rule: OptionsOf,
+    old: Mapping[str, object],
+    new: Mapping[str, object],
+    path: str,
+    inherited: Change,
 ) -> Iterator[KeyChange]:
-    """Options of `tandem serve`: each says itself whether it is live, and is a secret."""
+    """Options of `tandem serve`: whether one is live, and a secret, is declared with it."""
     for option in msgspec.structs.fields(rule.struct):
         name = option.encode_name
         before, after = old.get(name), new.get(name)
@@ -102,7 +107,7 @@ def _of_options(
         for meta in get_args(option.type):
             extra |= getattr(meta, "extra", None) or {}
         show = _hidden if "known_to" in extra else _plain
-        when = Change.NEW_REQUESTS if extra.get("live") else Change.NEVER
+        when = Change.NEW_REQUESTS if extra.get("live") else inherited
         yield _changed(f"{path}.{spelled(name)}", show(before), show(after), when)
 
 

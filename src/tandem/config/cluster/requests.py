@@ -170,7 +170,6 @@ class TenantConfig:
         "Whether whole answers are kept for it (`response-cache-mib` under `serve`).",
         default=False,
         only="live",
-        live=Change.NEVER,
     )
     limits: RateLimits = key("Its rate limits.", factory=RateLimits, live=Change.AT_ONCE)
 

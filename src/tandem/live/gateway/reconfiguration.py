@@ -2,6 +2,7 @@
 one after the other."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,12 +13,14 @@ from tandem.live.gateway.gateway import Gateway, GatewayTerms
 from tandem.live.gateway.loop import Channel
 from tandem.messages.operator import AskConfigure, Done
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class NewConfiguration:
-    """All of a gateway that changes with its configuration: what its machine is told, the terms of
-    its clients, and what is to be called once both hold (`taken`). `change` is made on the event
-    loop, when it is to be taken; it raises `InvalidConfiguration`."""
+    """All of a gateway that changes with its configuration: the event for its machine, the terms of
+    its clients, and what is to be called once both hold (`taken`). `change` makes the event when it
+    is to be taken, in a thread, for it reads files; it raises `InvalidConfiguration`."""
 
     change: Callable[[], ConfigurationChanged]
     terms: GatewayTerms
@@ -48,9 +51,9 @@ class Reconfiguration:
         if not isinstance(news, MessageFromOperator) or not isinstance(asked, AskConfigure):
             self._gateway.enqueue(news)
             return
-        task = asyncio.create_task(self._configure(news.peer, asked))
+        task = asyncio.create_task(self._check_or_take(asked))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._answer(task, news.peer, asked))
 
     async def stop(self) -> None:
         """Take nothing more."""
@@ -58,24 +61,30 @@ class Reconfiguration:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _configure(self, peer: str, asked: AskConfigure) -> None:
-        async with self._one_by_one:
-            problem = ""
-            try:
-                await self._check_or_take(asked)
-            except TandemError as error:
-                problem = str(error)
+    def _answer(self, task: asyncio.Task[None], peer: str, asked: AskConfigure) -> None:
+        """Answer the operator, whatever has become of what was asked."""
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        problem, error = "", task.exception()
+        if isinstance(error, TandemError):
+            problem = str(error)
+        elif error is not None:
+            logger.error("configuration %d was not taken", asked.number, exc_info=error)
+            problem = f"it failed: {type(error).__name__}: {error}; the log says more"
         self._channel.answer(peer, Done(asked.question, problem))
 
     async def _check_or_take(self, asked: AskConfigure) -> None:
-        current = self._gateway.machine.config.configuration
-        if asked.number == current:
-            # It is asked for again by whoever missed the answer.
-            return
-        if asked.number < current:
-            raise InvalidConfiguration(f"configuration {current} has been taken since")
-        # Datasheets, profiles and key files are read: clients' tokens need not wait for that.
-        new = await asyncio.to_thread(self._make, asked.configuration)
-        if not asked.check_only:
-            await self._gateway.reconfigure(new.change(), new.terms)
-            new.taken()
+        async with self._one_by_one:
+            current = self._gateway.machine.config.configuration
+            if asked.number == current:
+                # It is asked for again by whoever missed the answer.
+                return
+            if asked.number < current:
+                raise InvalidConfiguration(f"configuration {current} has been taken since")
+            # Datasheets, profiles and key files are read: clients' tokens need not wait for that.
+            new = await asyncio.to_thread(self._make, asked.configuration)
+            if not asked.check_only:
+                change = await asyncio.to_thread(new.change)
+                await self._gateway.reconfigure(change, new.terms)
+                new.taken()

@@ -1,5 +1,5 @@
 """Applies another cluster file to a cluster that runs: all gateways accept it, then it is written
-down for whoever starts later, then all of them switch, and workers start and drain."""
+down for processes that start later, then all gateways switch, and workers start and drain."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -39,11 +39,21 @@ from tandem.messages.supervisor import AskApply, ChangeEnded, ChangePlanned, Cha
 
 # Datasheets and key files are read before a gateway answers.
 ANSWER_S = 5.0
-# A worker that is told to go lets its answers move or end first.
+# The answers of a worker that drains move or end first.
 DRAIN_S = 900.0
 LOOK_S = 0.2
 # One that no gateway knows has nothing to drain.
 LEAVE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """The gateways run by the configuration of this `number`, and the workers that it adds are up;
+    those that are `leaving` are still to drain. `problems` are what has not worked."""
+
+    number: int
+    leaving: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -85,15 +95,23 @@ class Applying:
         self._supervisor, self._planned, self._roles = supervisor, planned, roles
         self._notice, self._start_s = notice, start_s
         self._tasks: set[asyncio.Task[None]] = set()
-        # Why gateways have not taken the configuration, said once.
+        # From a plan until the workers that it adds are up: the next plan must see them.
+        self._is_changing = False
+        # While gateways are asked to switch.
+        self._is_switching = False
+        # Workers that drain: no later plan counts on them.
+        self._leaving: set[str] = set()
+        # Why gateways have not taken the configuration, for one notice each.
         self._behind: dict[str, str] = {}
 
     async def answer(self, asked: AskApply, send: Send) -> None:
-        """Answer an operator. What was begun goes on when the operator leaves."""
-        if self._tasks:
+        """Answer an operator. What was begun goes on when the operator leaves; another change may
+        begin while workers drain."""
+        if self._is_changing:
             refusal = "another change is being applied; ask again when it is done"
             await send(ChangePlanned(self._configured.number, refusals=(refusal,)))
             return
+        self._is_changing = True
         task = asyncio.create_task(self._apply(asked, send))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -111,7 +129,7 @@ class Applying:
         configured = self._configured
         for setup in configured.gateways:
             status = next((each for each in statuses if each.gateway == setup.gateway), None)
-            if self._tasks or status is None or status.configuration >= number:
+            if self._is_switching or status is None or status.configuration >= number:
                 continue
             operators = configured.operators(ANSWER_S, [setup])
             mine = _encoded(setup, configured.setups, configured.number)
@@ -122,29 +140,46 @@ class Applying:
                 self._behind[setup.gateway] = problem
 
     async def _apply(self, asked: AskApply, send: Send) -> None:
+        try:
+            switched = await self._plan_and_switch(asked, send)
+        finally:
+            self._is_changing = False
+        if switched is not None:
+            ends = await asyncio.gather(*(self._send_away(name, send) for name in switched.leaving))
+            problems = (*switched.problems, *(problem for problem in ends if problem))
+            await send(ChangeEnded(switched.number, problems))
+
+    async def _plan_and_switch(self, asked: AskApply, send: Send) -> Switched | None:
+        """None where that is all: nothing was to be changed, or nothing could be."""
         number = self._configured.number
         try:
             plan = await self._plan(asked)
         except TandemError as error:
             await send(ChangePlanned(number, refusals=(str(error),)))
-            return
+            return None
         if asked.seen is not None and asked.seen != number:
             refusal = f"configuration {number} was applied meanwhile; look at the changes again"
             await send(ChangePlanned(number, refusals=(refusal,)))
-            return
+            return None
         await send(plan.shown(number))
         if asked.dry_run or plan.refusals or not (plan.keys or plan.workers.texts):
-            return
+            return None
         self._notice(Notice("apply", f"configuration {number + 1} is applied"))
         try:
-            self._write_down(plan)
+            self._write_down(plan.file, plan.setups, number + 1)
         except OSError as error:
+            self._take_back()
             problem = f"the configuration cannot be written, and is not applied: {error}"
-            await send(ChangeEnded(number, (problem,)))
-            return
+            await send(ChangeEnded(self._configured.number, (problem,)))
+            return None
         problems = await self._switch(plan, send)
-        problems += await self._change_workers(plan.workers, send)
-        await send(ChangeEnded(self._configured.number, tuple(problems)))
+        # New ones first, so that somebody has the work of those that go.
+        missing, leaving = await self._start(plan.workers, send), plan.workers.leaving
+        if missing and leaving:
+            missing.append(f"{', '.join(leaving)} stay, for the others did not come")
+            leaving = ()
+        self._leaving.update(leaving)
+        return Switched(number + 1, leaving, (*problems, *missing))
 
     async def _plan(self, asked: AskApply) -> ChangePlan:
         """With what gateways have against it. Raises `TandemError`."""
@@ -159,34 +194,36 @@ class Applying:
             return plan
         if not statuses:
             return replace(plan, refusals=("no gateway answers; ask again",))
-        # Who does not answer now takes it later.
+        # A gateway that is away takes it later (`push`).
         answering = {status.gateway for status in statuses}
         asked_gateways = [each for each in configured.gateways if each.gateway in answering]
         number = configured.number + 1
         wanted = [_encoded(setup, plan.setups, number) for setup in asked_gateways]
         operators = configured.operators(ANSWER_S, asked_gateways)
         answers = await operators.configure(number, wanted, check_only=True)
+        silent = f"it did not answer in {ANSWER_S:g} s; ask again"
         refusals = (
-            f"{setup.gateway}: {problem}"
+            f"{setup.gateway}: {silent if problem is None else problem}"
             for setup, problem in zip(asked_gateways, answers, strict=True)
-            if problem
+            if problem != ""
         )
         return replace(plan, refusals=tuple(refusals))
 
     def _workers(self) -> dict[str, str]:
-        """Those that the supervisor keeps, with the names of their pools."""
+        """Those that the supervisor keeps and that stay, with the names of their pools."""
         return {
             name: read_setup(WorkerSetup, self._setup_file(name)).pool
             for name in self._supervisor.names
-            if name in self._roles and self._supervisor.keeps(name)
+            if name in self._roles and name not in self._leaving and self._supervisor.keeps(name)
         }
 
-    def _write_down(self, plan: ChangePlan) -> None:
-        """For processes that start later, and for whoever joins. Raises `OSError`: some may start
-        by the new configuration then, which their gateways do not have."""
-        cluster = plan.file.cluster
-        for setup in self._gateways_by(plan):
-            write_setup(setup, self._setup_file(setup.gateway))
+    def _write_down(self, file: LiveFile, setups: Setups, number: int) -> None:
+        """For processes that start or join later. Raises `OSError`, with some of it written."""
+        cluster = file.cluster
+        # First: a gateway that starts by its new set-up keeps this file in its journal.
+        write_cluster_file(file, setups, self._directory)
+        for gateway in self._gateways_by(setups, number):
+            write_setup(gateway, self._setup_file(gateway.gateway))
         pools = {pool.name for pool in cluster.pools}
         for name, pool in self._workers().items():
             # Who is to go ends as what it is.
@@ -198,14 +235,22 @@ class Applying:
             node = read_setup(PoolNodeSetup, self._setup_file(name))
             node = msgspec.structs.replace(node, cluster=handed_to(cluster, SHARED_POOL))
             write_setup(node, self._setup_file(name))
-        write_cluster_file(plan.file, plan.setups, self._directory)
+
+    def _take_back(self) -> None:
+        """The next configuration could not be written as a whole. What the cluster runs by gets the
+        number after it: a gateway that has started by it meanwhile takes that (`push`)."""
+        configured = self._configured
+        configured.number += 2
+        configured.gateways[:] = self._gateways_by(configured.setups, configured.number)
+        with suppress(OSError):
+            self._write_down(configured.file, configured.setups, configured.number)
 
     async def _switch(self, plan: ChangePlan, send: Send) -> list[str]:
-        """From here on there is no way back: whoever does not answer is told again. Gives the
+        """There is no way back: a gateway that does not answer is asked again (`push`). Gives the
         problems."""
         configured = self._configured
-        configured.gateways[:] = self._gateways_by(plan)
         configured.number += 1
+        configured.gateways[:] = self._gateways_by(plan.setups, configured.number)
         # Not those that the plan was checked with: a worker may have got its key since.
         configured.setups = configured.setups.with_cluster(plan.file.cluster)
         configured.file = plan.file
@@ -214,7 +259,11 @@ class Applying:
             _encoded(setup, configured.setups, configured.number) for setup in configured.gateways
         ]
         operators = configured.operators(ANSWER_S)
-        answers = await operators.configure(configured.number, encoded, check_only=False)
+        self._is_switching = True
+        try:
+            answers = await operators.configure(configured.number, encoded, check_only=False)
+        finally:
+            self._is_switching = False
         problems = []
         for setup, problem in zip(configured.gateways, answers, strict=True):
             text = f"has taken configuration {configured.number}"
@@ -226,23 +275,15 @@ class Applying:
             await send(ChangeProgress(setup.gateway, text))
         return problems
 
-    def _gateways_by(self, plan: ChangePlan) -> list[GatewaySetup]:
-        """The set-ups of all gateways with the next configuration."""
-        number = self._configured.number + 1
+    def _gateways_by(self, setups: Setups, number: int) -> list[GatewaySetup]:
+        """The set-ups of all gateways with the configuration of this number."""
         return [
-            setup.configured(plan.setups.gateway_configuration(setup, number))
+            setup.configured(setups.gateway_configuration(setup, number))
             for setup in self._configured.gateways
         ]
 
-    async def _change_workers(self, workers: WorkerChanges, send: Send) -> list[str]:
-        """New ones first, so that somebody has the work of those that go. Gives the problems."""
-        problems = await self._start(workers, send)
-        if problems and workers.leaving:
-            return [*problems, f"{', '.join(workers.leaving)} stay, for the others did not come"]
-        ends = await asyncio.gather(*(self._send_away(name, send) for name in workers.leaving))
-        return problems + [problem for problem in ends if problem]
-
     async def _start(self, workers: WorkerChanges, send: Send) -> list[str]:
+        """Until the new workers have joined. Gives the problems."""
         configured = self._configured
         setups, endpoints = configured.setups, tuple(each.listen for each in configured.gateways)
         problems: list[str] = []
@@ -284,8 +325,8 @@ class Applying:
     async def _send_away(self, worker: str, send: Send) -> str:
         """Until the worker has gone. Gives the problem, empty where there is none."""
         configured = self._configured
-        statuses = await configured.operators(ANSWER_S).statuses()
         try:
+            statuses = await configured.operators(ANSWER_S).statuses()
             if any(worker in status.members for status in statuses):
                 # It drains on: nobody hangs on the answer, who may have to end before it comes.
                 with suppress(NoAnswer):
@@ -298,6 +339,8 @@ class Applying:
         except (TandemError, TimeoutError) as error:
             why = str(error) or f"it has not left in {DRAIN_S:g} s"
             return f"{worker} is still here ({why}); `tandem drain {worker} --leave` asks again"
+        finally:
+            self._leaving.discard(worker)
         self._roles.pop(worker, None)
         configured.setups.forget(worker)
         write_admitted(configured.setups, self._directory)

@@ -15,6 +15,7 @@ import zmq
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.api.key_ring import KeyRing
+from tandem.api.response_cache import ResponseCache
 from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig, GatewayMachine
 from tandem.config.api_options import (
     api_config,
@@ -190,11 +191,13 @@ def _client_terms(setup: GatewaySetup, incarnation: str) -> GatewayTerms:
 
 
 class Configurations:
-    """What operators configure anew of one gateway process, which began with this set-up, and has
-    its API keys on this `ring`."""
+    """What operators configure anew of one gateway process, which began with this set-up, has its
+    API keys on this `ring`, and keeps answers in this `cache`."""
 
-    def __init__(self, setup: GatewaySetup, assembled: Assembled, ring: KeyRing) -> None:
-        self._setup, self._assembled, self._ring = setup, assembled, ring
+    def __init__(
+        self, setup: GatewaySetup, assembled: Assembled, ring: KeyRing, cache: ResponseCache
+    ) -> None:
+        self._setup, self._assembled, self._ring, self._cache = setup, assembled, ring, cache
         self._config = assembled.config
 
     def make(self, configuration: bytes) -> NewConfiguration:
@@ -220,6 +223,7 @@ class Configurations:
         def taken() -> None:
             self._setup, self._config = setup, config
             self._ring.become(ring)
+            self._cache.reconfigure(api.response_cache)
 
         return NewConfiguration(
             change, _client_terms(setup, self._assembled.terms.incarnation), taken
@@ -241,8 +245,10 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
     )
     ring = KeyRing(assembled.api)
+    cache = ResponseCache(assembled.api.response_cache, assembled.card.names[0])
     limits = ChannelLimits(unread_s=setup.cluster.health.heartbeat_timeout_s)
-    reconfiguration = Reconfiguration(gateway, Configurations(setup, assembled, ring).make)
+    configurations = Configurations(setup, assembled, ring, cache)
+    reconfiguration = Reconfiguration(gateway, configurations.make)
     channel = GatewayChannel(setup.listen, keys, reconfiguration.on_news, limits)
     reconfiguration.open(channel)
     try:
@@ -253,7 +259,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         ) from error
     await gateway.start(channel)
     log = assembled.log
-    app = build_app(gateway, assembled.text, assembled.api, log, ring)
+    app = build_app(gateway, assembled.text, assembled.api, log, ring, cache)
     http = http_server_over(
         app, assembled.api.connections, setup.options.log_level, logs_access=log is not None
     )

@@ -174,9 +174,11 @@ class ShapeTrials:
         self, fleet: FleetView, wish: Wish, asked: Asked, answer: Answer, now_ns: int
     ) -> Plan:
         have, before = present(fleet), asked.sizes[0]
+        # There are none where there was a problem.
+        answered = answer.figures or (None,) * len(asked.sizes)
         tried = {
             sizes: figures
-            for sizes, figures in zip(asked.sizes, answer.figures, strict=False)
+            for sizes, figures in zip(asked.sizes, answered, strict=True)
             if figures is not None
         }
         smaller, self._smaller, self._kept = self._smaller, None, None
