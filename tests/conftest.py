@@ -32,6 +32,12 @@ sys.dont_write_bytecode = False
 gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Simulated clusters come first: files of these take long, and the last of them would run alone
+    while all other processes are through."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/twin/"))
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

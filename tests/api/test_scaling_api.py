@@ -358,3 +358,14 @@ def test_a_gang_that_keeps_too_much_ends(generator, text):
     with client_of(build_app(generator, text, ApiConfig(answer_bytes=80_000))) as client:
         response = client.post("/v1/chat/completions", json=body)
         assert response.status_code == 400
+
+
+def test_verdicts_are_paid_out_of_the_budget(client, generator):
+    generator.script.answers = ["one", "two", "three", "yes", "yes", "yes"]
+    verifier = {"type": "judge", "prompt": "{question} / {answer} / good?"}
+    scaling = {"method": "best-of-n", "samples": 3, "parallel": 1, "verifier": verifier}
+    first_tokens = ask(client, scaling | {"samples": 2}).scaling["tokens"]["answer"]
+    generator.requests.clear()
+    report = ask(client, scaling | {"budget_tokens": first_tokens + 1}).scaling
+    assert (report["stopped_by"], report["samples"]["started"]) == ("budget", 1)
+    assert (report["tokens"]["samples"], report["tokens"]["verifier"]) == (first_tokens, 1)

@@ -1,5 +1,6 @@
 """Circuit breakers of the router: who gives way, how much, and when it is given back."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -241,3 +242,86 @@ def test_classes_that_share_no_workers_have_nothing_to_do_with_each_other():
 def test_terms_that_mean_nothing_are_refused(wrong):
     with pytest.raises(InvalidConfiguration, match=next(iter(wrong))):
         BreakerTerms(**wrong)
+
+
+def test_a_thousandth_that_is_very_late_opens_though_the_hundredth_is_not():
+    for late_s, stage in ((2.8, "closed"), (4.0, "open")):
+        at = Traffic("premium")
+        at.run(1)
+        view = at.view("premium")
+        for number in range(300):
+            took_s = late_s if number >= 297 else 1.0
+            at.breakers.first_token(view, view.arrival_ns + round(took_s * NS))
+        at.now_ns += 5 * NS
+        at.promised("premium")
+        (status,) = at.breakers.status()
+        assert status.stage == stage
+    assert "the p99.9 TTFT of class premium was 2" in status.cause
+
+
+def test_what_more_urgent_classes_take_meanwhile_is_not_promised():
+    at = Traffic("premium", "free")
+    at.run(6)
+    at.breakers.prefills(at.view("premium"), 3.0, at.now_ns)
+    assert at.promised("free") == Slo(ttft_s=1.0, tpot_s=0.1)
+    refused = Verdict(False, "predicted TTFT 1.9 s exceeds 1 s: it is long", 0.3)
+    verdict = at.breakers.settled(at.view("free"), refused, at.now_ns)
+    assert verdict.reason.endswith("; more urgent classes take 50% of the prefill meanwhile")
+    assert at.promised("premium") == SLO
+    at.breakers.prefills(at.view("premium"), 9.0, at.now_ns)
+    assert at.promised("free").ttft_s == pytest.approx(2.0 * TERMS.least_share)
+
+
+def test_gaps_of_requests_of_before_the_change_say_nothing_of_the_terms_since():
+    at = Traffic("premium")
+    before = at.view("premium")
+    at.run(6, premium=3.0)
+    stage, share = at.status()["premium"]
+    assert stage == "open"
+    at.coming = []
+    for _ in range(50):
+        at.breakers.later_tokens(before, at.now_ns - 9 * NS, 2, at.now_ns)
+    at.run(4, premium=1.95)
+    assert at.status()["premium"] == ("open", share)
+
+
+def test_a_lower_class_that_does_not_ask_any_more_has_nothing_to_give():
+    at = Traffic("premium", "free")
+    at.run(1)
+    at.names = ("premium",)
+    at.run(8)
+    at.run(6, premium=3.0)
+    assert at.status()["free"] == ("closed", 1.0)
+    assert at.status()["premium"][0] == "open"
+
+
+def test_a_tail_that_is_very_late_halves_the_share_at_most():
+    at = Traffic("premium")
+    at.run(1)
+    view = at.view("premium")
+    at.now_ns += 60 * NS
+    for _ in range(10):
+        at.breakers.first_token(view, at.now_ns)
+    at.promised("premium")
+    assert at.status()["premium"] == ("open", 0.5)
+
+
+def test_steps_are_smaller_near_what_was_too_much():
+    at = Traffic("premium")
+    shares = [1.0]
+    while len(shares) < 3:
+        at.run(0.1, premium=3.0)
+        if (share := at.status()["premium"][1]) != shares[-1]:
+            shares.append(share)
+    _, broke_at, least = shares
+    at.coming = []
+    taken = [least]
+    for _ in range(200):
+        at.run(0.1)
+        if (share := at.status()["premium"][1]) != taken[-1]:
+            taken.append(share)
+    step = (1.0 - TERMS.least_share) * TERMS.look_s / TERMS.recovery_s
+    for before, after in itertools.pairwise(taken):
+        near = before > 0.85 * broke_at
+        assert after - before == pytest.approx(0.2 * step if near else step)
+    assert taken[-1] > broke_at

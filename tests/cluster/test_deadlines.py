@@ -7,10 +7,10 @@ import pytest
 
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.fleet import Role
-from tandem.facts.request import Request
+from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import LeasesRenewed
-from tandem.messages.router import CutOff, Reject, RequestSubmitted
+from tandem.messages.router import CutOff, Reject, RequestSubmitted, RequestWithdrawn
 from tandem.messages.worker import RequestsAborted, RequestsArrived
 from tandem.policy.qos.classes import ServiceClass
 from tests.cluster.cluster_parts import (
@@ -125,3 +125,15 @@ def test_an_account_uses_its_turns_for_what_is_due_first_and_takes_nobody_elses(
     assert waiting == ["a-soon", "b", "a-late", "a-never"]
     at.drain()
     assert set(at.answers) == {"x", "y", "a-late", "a-never", "a-soon", "b"}
+
+
+@pytest.mark.parametrize("how", ["finished", "withdrawn"])
+def test_the_deadline_of_what_has_ended_is_nothing_to_wake_up_for(how):
+    at = gateway()
+    submit(at, "r", 1000, 1000)
+    if how == "finished":
+        at.receive(drew("w", "r", reason=FinishReason.STOP))
+    else:
+        at.handle(RequestWithdrawn("r"))
+    assert at.machine.router.next_wakeup() is None
+    assert not of_kind(pass_time(at, 3000), CutOff | Reject)

@@ -149,3 +149,11 @@ def test_a_class_that_allows_nothing_has_nothing_cut():
     at = gateway(ALLOWED)
     unnamed = structs.replace(submitted("r", 4000), service_class="")
     assert of_kind(at.handle(unnamed), Reject)
+
+
+def test_a_further_answer_is_left_out_before_any_is_cut():
+    """Though all of them would fit if they were short."""
+    at = gateway(replace(ALLOWED, max_tokens=20))
+    effects = at.handle(*(submitted(f"a-{choice}", 4000, choice) for choice in range(2)))
+    assert of_kind(effects, AnnounceDegraded) == [AnnounceDegraded("a-0", "max_tokens=20")]
+    assert [each.request_id for each in of_kind(effects, LeaveOut)] == ["a-1"]

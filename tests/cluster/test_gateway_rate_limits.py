@@ -5,14 +5,20 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tandem.cluster.gateway.machine import GatewayMachine
+from tandem.cluster.gateway.rate_limits import MOST_CALLS, CallLimits
+from tandem.cluster.router.use_totals import UseTotals
 from tandem.facts.errors import Rejection
 from tandem.facts.rate_limits import CallSize, LimitTerms, RateLimits
 from tandem.facts.request import FinishReason, Request
+from tandem.facts.sampling import SamplingParameters
 from tandem.messages.gateway import Deliver, MessageFromWorker, SendToWorker
 from tandem.messages.router import (
+    CutOff,
     Explain,
+    LeaveOut,
     Reject,
     RequestBroken,
     RequestRefused,
@@ -23,6 +29,8 @@ from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
 from tandem.observe.journal.recorder import Recorder
 from tandem.observe.journal.records import decode_record
 from tandem.observe.journal.replay import ReplayedHashes, compare
+from tandem.policy.admission.policies import EarlyRejection
+from tandem.policy.qos.classes import Classes, Degradation, ServiceClass
 from tests.cluster.cluster_parts import GatewayUnderTest, drew, idle_load, of_kind, register
 from tests.observe.recorded_cluster import Recorded
 from tests.seeds import seeds
@@ -38,14 +46,14 @@ class Limited(GatewayUnderTest):
     def __init__(self, limits: RateLimits, **router) -> None:
         super().__init__(register("w"), limits=LimitTerms({"acme": limits}), **router)
 
-    def ask(self, *request_ids: str, call: CallSize | None = None, tenant="acme", tokens=9) -> list:
+    def ask(self, *request_ids: str, tenant="acme", tokens=9, **submitted) -> list:
         return self.handle(
             *(
                 RequestSubmitted(
                     Request(each, tuple(range(tokens)), tenant=tenant),
                     10.0,
                     tenant=tenant,
-                    call=call,
+                    **submitted,
                 )
                 for each in request_ids
             )
@@ -102,10 +110,10 @@ def test_answers_count_as_they_come_and_what_is_cancelled_has_counted():
     assert gateway.left.tokens.remaining == 60
 
 
-@pytest.mark.parametrize("how", ["finished", "withdrawn", "rejected", "broken"])
+@pytest.mark.parametrize("how", ["finished", "withdrawn", "rejected", "broken", "cut off"])
 def test_a_request_takes_its_place_among_those_at_once_until_it_ends(how):
     gateway = Limited(RateLimits(concurrent_requests=1))
-    gateway.ask("a")
+    gateway.ask("a", answer_due_ns=SECOND)
     assert rejected(gateway.ask("b")) == {"b": Rejection.CONCURRENT}
     match how:
         case "finished":
@@ -116,6 +124,10 @@ def test_a_request_takes_its_place_among_those_at_once_until_it_ends(how):
             gateway.receive(RequestRefused("w", "a", "its queue is full", 1.0))
         case "broken":
             gateway.receive(RequestBroken("w", "a", "its numbers came to NaN"))
+        case "cut off":
+            gateway.receive(drew("w", "a"))
+            alive = MessageFromWorker("w/1", idle_load("w"))
+            assert of_kind(gateway.pass_time(SECOND, alive), CutOff) == [CutOff("a")]
     assert not rejected(gateway.ask("c"))
 
 
@@ -232,3 +244,66 @@ def test_whoever_has_no_limits_is_not_remembered():
     assert of_kind(gateway.receive(drew("w", "a")), Deliver)
     assert not of_kind(gateway.handle(RequestWithdrawn("a")), Deliver)
     assert of_kind(gateway.submit("b"), SendToWorker)
+
+
+def test_each_answer_of_one_report_counts_and_so_does_each_token_of_several_steps():
+    gateway = Limited(RateLimits(tokens_per_minute=60))
+    gateway.ask("a", tokens=10)
+    gateway.ask("b", tokens=10)
+    gateway.receive(drew("w", "a", "b"))
+    assert gateway.left.tokens.remaining == 38
+    gateway.receive(structs.replace(drew("w", "a", "b"), repeats=5))
+    assert gateway.left.tokens.remaining == 28
+    assert gateway.machine.router.admission.use.of["acme"].tokens == 32
+
+
+def test_answers_that_are_left_out_of_a_call_cost_nothing():
+    free = ServiceClass("free", degrade=Degradation(no_n=True))
+    gateway = Limited(
+        RateLimits(requests_per_minute=20, concurrent_requests=8),
+        admission=EarlyRejection(predictive=True),
+        classes=Classes((free,), default="free"),
+    )
+    gateway.receive(idle_load("w"))
+    call = CallSize("one", 6, 9)
+    sampling = SamplingParameters(max_tokens=40)
+    effects = gateway.handle(
+        *(
+            RequestSubmitted(
+                Request(f"a{choice}", tuple(range(9)), sampling, tenant="acme", choice=choice),
+                40.0,
+                tenant="acme",
+                service_class="free",
+                call=call,
+            )
+            for choice in range(6)
+        )
+    )
+    assert [each.request_id for each in of_kind(effects, LeaveOut)] == ["a4", "a5"]
+    limits = gateway.machine.limits
+    assert gateway.left.requests.remaining == 16
+    assert limits.limiter.running() == {"acme": 4}
+    # What is given back later is what was not given back then.
+    limits.used_elsewhere("acme", 6, 0, gateway.now_ns)
+    for name in ("a0", "a1"):
+        gateway.handle(RequestWithdrawn(name, rejected=True))
+        assert gateway.left.requests.remaining == 14
+    assert gateway.machine.router.admission.use.of["acme"].requests == 0
+
+
+def test_calls_whose_other_requests_never_come_are_forgotten():
+    terms = LimitTerms({"acme": RateLimits(requests_per_minute=1_000_000)})
+    limits = CallLimits(terms, UseTotals())
+
+    def ask(call: int, choice: int) -> int:
+        """Requests that are charged for it."""
+        before = limits.limiter.allowance("acme", 0).requests.remaining
+        request = Request(f"{call}-{choice}", (1,), tenant="acme")
+        size = CallSize(str(call), 2, 1)
+        limits.rejections(RequestSubmitted(request, 1.0, tenant="acme", call=size), 0)
+        return before - limits.limiter.allowance("acme", 0).requests.remaining
+
+    assert {ask(call, 0) for call in range(MOST_CALLS + 1)} == {2}
+    assert ask(MOST_CALLS, 1) == ask(1, 1) == 0
+    # It was the oldest.
+    assert ask(0, 1) == 2

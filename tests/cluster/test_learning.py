@@ -5,7 +5,12 @@ from random import Random
 
 import pytest
 
-from tandem.cluster.gateway.learning import WINDOW, LearnedCorrection, RecentMeasurements
+from tandem.cluster.gateway.learning import (
+    KEPT_A_PEER_NS,
+    WINDOW,
+    LearnedCorrection,
+    RecentMeasurements,
+)
 from tandem.cluster.gateway.link_use import LinkUses
 from tandem.cluster.gateway.measured_costs import MeasuredCosts
 from tandem.cluster.router.fleet import Capacity
@@ -229,3 +234,38 @@ def test_absurd_totals_of_a_worker_do_no_harm(seed):
         learned.revise()
         assert 1 / 8 <= learned.correction.decode <= 8
         assert 1 / 8 <= learned.correction.prefill <= 8
+
+
+def test_the_first_look_at_a_worker_says_nothing_of_its_steps():
+    """A gateway that starts anew finds what others have seen."""
+    learned, worked = LearnedCorrection(Learning(), LISTED), Worked(7)
+    for look in range(WINDOW // 2 + 2):
+        assert learned.correction == UNCORRECTED
+        worked.run(1, 4.0, 4.0)
+        learned.steps_reported(worked.tally.totals, look)
+        learned.revise()
+    assert learned.correction.decode == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize("how", ["gone", "long ago"])
+def test_who_was_quick_with_a_peer_is_the_slow_end_once_that_peer_says_nothing_any_more(how):
+    costs = fleet_costs("source", "target", "well", learning=Learning())
+    listed_s = LISTED.network.seconds(1_000_000)
+    costs.transfer_measured("source", "well", moved(listed_s), 1.0, 0)
+
+    def slow(now_ns: int) -> float:
+        for _ in range(WINDOW):
+            costs.transfer_measured("source", "target", moved(6 * listed_s), 1.0, now_ns)
+        return costs.correction("source").network
+
+    assert slow(SECOND) == 1.0
+    if how == "gone":
+        costs.left("well")
+    now_ns = SECOND if how == "gone" else KEPT_A_PEER_NS + 1
+    assert slow(now_ns) == pytest.approx(6.0, rel=0.35)
+
+
+def test_a_correction_reaches_its_bound_from_the_step_below():
+    worked = Worked(8, Learning(most_factor=3.0))
+    assert worked.run(20, 2.83, 1.0)[-1].decode == pytest.approx(2.83, rel=0.01)
+    assert worked.run(20, 6.0, 1.0)[-1].decode == 3.0

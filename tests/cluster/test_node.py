@@ -142,6 +142,24 @@ def test_load_is_reported_every_interval():
         assert len(sent_to(node.pass_time(450 * MS), gateway, LoadReported)) in (4, 5)
 
 
+def test_room_is_reported_as_soon_as_a_request_ends():
+    node = NodeUnderTest("g", "h")
+    node.keep_alive(50 * MS, "g", "h")
+    node.receive("g", arrivals("r"))
+    reports = [
+        sent_to(node.receive("g", RequestsAborted(("r",))), each, LoadReported) for each in "gh"
+    ]
+    (load,) = reports[0]
+    assert load.running_sequences == load.waiting_requests == 0
+    # However many end, a gateway gets no more than twenty within an interval.
+    effects = []
+    for number in range(50):
+        node.receive("g", arrivals(str(number)))
+        effects += node.receive("g", RequestsAborted((str(number),)))
+        effects += node.keep_alive(MS, "g", "h")
+    assert len(sent_to(effects, "g", LoadReported)) == pytest.approx(10, abs=1)
+
+
 def test_reports_that_are_sent_when_asked_for_are_not_sent_unasked():
     node = NodeUnderTest("g", reports_when_asked=True)
     node.receive("g", arrivals("r"))

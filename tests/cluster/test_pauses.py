@@ -248,3 +248,24 @@ def test_who_makes_up_tools_forgets_its_own():
     assert learned.expected("quiet", ("search",), "s").seconds == 3.0
     assert learned.expected("loud", ("made-up-0",), "0") is None
     assert learned.expected("loud", ("made-up-49",), "other").seconds == 1.0
+
+
+def test_one_pause_that_lasted_for_hours_is_soon_unlearnt():
+    gateway = gateway_with_tiers()
+
+    def pause(number: int, seconds: float) -> list:
+        request = Request(f"r{number}", tuple(range(9)), account="acme", session=KEY)
+        followed = FollowedPause(2 * S)
+        gateway.handle(
+            RequestSubmitted(request, 10.0, tenant="acme", session="agent", pause=followed)
+        )
+        told = sent_to(answer(gateway, f"r{number}"), "w", SessionPaused)
+        silence(gateway, seconds)
+        return told
+
+    assert not pause(0, 60.0)
+    # Longer than KV is kept for: not followed at first.
+    assert not pause(1, 1.0)
+    for number in range(2, 10):
+        pause(number, 1.0)
+    assert pause(10, 1.0)

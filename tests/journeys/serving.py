@@ -54,11 +54,15 @@ def serving(*arguments: str) -> AbstractContextManager[ServingProcess]:
     return started([sys.executable, "-u", "-m", "tandem", "serve", "--port", "0", *arguments])
 
 
-# They ask a cluster or a server and end: here they cost no second of imports each. That a process
-# around them is the same is seen with one of them, and with all other verbs.
-ASKING = frozenset(
-    {"bench", "complete", "drain", "explain", "flip", "restart", "status", "undrain"}
-)
+# They ask a cluster or a server, or compute without torch, and end: here they cost no second of
+# imports each. That a process around them is the same is seen with some of them, and with all other
+# verbs.
+HERE = frozenset(
+    {
+        "apply", "bench", "complete", "drain", "explain", "flip", "hits", "replay", "restart",
+        "simulate", "status", "undrain",
+    }
+)  # fmt: skip
 
 ONE_AT_A_TIME = Lock()
 
@@ -66,8 +70,8 @@ ONE_AT_A_TIME = Lock()
 def run_tandem(
     *arguments: str, stdin: str | None = None, own_process: bool = False
 ) -> subprocess.CompletedProcess:
-    """One `tandem` command, to its end: in a process of its own, or here where it only asks."""
-    if arguments[0] in ASKING and not own_process:
+    """One `tandem` command, to its end: in a process of its own, or here (`HERE`)."""
+    if arguments[0] in HERE and not own_process:
         return run_here(*arguments, stdin=stdin)
     return subprocess.run(
         [sys.executable, "-m", "tandem", *arguments],

@@ -51,16 +51,6 @@ policies: {dispatch: queue}
 """,
         True,
     ),
-    "1 tensor rank to 2, shared memory": (
-        """
-pools:
-  - {name: prefill, role: prefill, device: cpu}
-  - {name: decode, role: decode, device: cpu, tensor_parallel: 2}
-transport: {connectors: [shm]}
-policies: {dispatch: remote, transfer: push}
-""",
-        False,
-    ),
     "2 stages of 2 ranks to 1, tcp": (
         """
 pools:
@@ -95,22 +85,3 @@ def test_the_answers_are_those_of_one_process(name, expected, tmp_path):
         if any(worker["role"] == "prefill" for worker in workers):
             assert sum(worker["moved_bytes"] for worker in workers) > 0
         assert all(worker["failed_transfers"] == 0 for worker in workers)
-
-
-def test_kv_may_be_narrowed_for_the_way(tmp_path):
-    text = """
-pools:
-  - {name: prefill, role: prefill, device: cpu}
-  - {name: decode, role: decode, device: cpu}
-transport: {connectors: [tcp], wire_dtype: int8}
-policies: {dispatch: remote, transfer: push}
-"""
-    with cluster(HEADER + text, tmp_path) as running:
-        answer = QUESTIONS["greedy"](running.client)
-        workers = {worker["worker"]: worker for worker in running.status()["workers"]}
-    decode = workers["decode-0"]
-    assert answer.output_tokens > 0
-    assert decode["failed_transfers"] == 0
-    # 4 layers, keys and values, 4 heads of 32 values, 4 bytes each.
-    stored_bytes = answer.prompt_tokens * 4 * 2 * 4 * 32 * 4
-    assert 0 < decode["moved_bytes"] < 0.5 * stored_bytes

@@ -110,8 +110,12 @@ def cluster(loop, tmp_path_factory, request):
 
 
 async def ask_all(side: GatewaySide, attempt: str = "") -> dict[str, list[int]]:
-    """All questions at once; an answer may be asked for again under another `attempt`."""
-    asked = [replace(request, request_id=request.request_id + attempt) for request in QUESTIONS]
+    """All questions at once; an answer may be asked for again under another `attempt`, which finds
+    nothing cached."""
+    asked = [
+        replace(request, request_id=request.request_id + attempt, cache_salt=attempt)
+        for request in QUESTIONS
+    ]
     got = await asyncio.gather(*(side.ask(request) for request in asked))
     return {r.request_id: tokens for r, tokens in zip(QUESTIONS, got, strict=True)}
 
@@ -137,7 +141,8 @@ async def only(side: GatewaySide, *names: str) -> None:
 
 def test_several_ranks_give_the_same_in_both_roles(cluster, loop, answers):
     """One worker is cut by heads, one by layers, so that KV moves from two shards that lie side by
-    side into two that lie one after the other; then the two change their roles."""
+    side into two that lie one after the other; then the two change their roles, and KV of one rank
+    moves into two as well."""
     side, workers = cluster.side, cluster.workers
     heads = cluster_of_one(health=HEALTH, tensor_parallel=2)
     layers = cluster_of_one(health=HEALTH, pipeline_parallel=2)
@@ -155,10 +160,14 @@ def test_several_ranks_give_the_same_in_both_roles(cluster, loop, answers):
         loop.run(side.undrain(name))
     loop.run(side.drain("heads", then_role=Role.DECODE))
     loop.run(side.drain("layers", then_role=Role.PREFILL))
+    loop.run(only(side, "p0", "heads"))
+    assert loop.run(ask_all(side, "/one-to-two")) == answers
+    loop.run(side.undrain("layers"))
     loop.run(only(side, "heads", "layers"))
     assert loop.run(ask_all(side, "/flipped")) == answers
     by_name = {worker.worker: worker for worker in side.status().workers}
     assert by_name["layers"].prompts == len(QUESTIONS)
+    assert by_name["heads"].transfers >= 2 * len(QUESTIONS)
     assert by_name["heads"].failed_transfers == 0
 
 

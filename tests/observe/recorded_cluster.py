@@ -31,14 +31,20 @@ class Recording:
 
         def configure(record: Reconfigured) -> GatewayConfig:
             """What is another object than before remembers nothing yet."""
-            applied = deepcopy(self.applied[record.number])
+            applied = with_own_policies(self.applied[record.number])
             return replace(applied, router=replace(applied.router, hashes=hashes, explains=True))
 
-        # Policies may remember: these serve this replay alone.
-        router = deepcopy(replace(self.config.router, hashes=None))
-        router = replace(router, hashes=hashes, explains=True, **changed)
-        machine = GatewayMachine(replace(self.config, router=router))
+        config = with_own_policies(self.config)
+        router = replace(config.router, hashes=hashes, explains=True, **changed)
+        machine = GatewayMachine(replace(config, router=router))
         return compare(self.records(), machine, hashes, configure)
+
+
+def with_own_policies(config: GatewayConfig) -> GatewayConfig:
+    """The configuration with copies of the policies, which may remember, and of nothing else: its
+    `capacity_of` leads to the whole simulated cluster."""
+    router = deepcopy(replace(config.router, hashes=None))
+    return replace(config, router=router, planning=deepcopy(config.planning))
 
 
 class Recorded(ChanceCluster):
@@ -71,9 +77,20 @@ class Recorded(ChanceCluster):
         def recorded(events, now_ns):
             for event in events:
                 if isinstance(event, ConfigurationChanged):
-                    recording.applied[event.config.configuration] = deepcopy(event.config)
+                    applied = with_own_policies(event.config)
+                    recording.applied[applied.configuration] = applied
             effects = decide(events, now_ns)
             recording.turns.append(recording.recorder.turn(now_ns, events, effects))
             return effects
 
         machine.handle_together = recorded
+
+    def replay_all(self) -> int:
+        """Every journal decides the same on a fresh machine. Gives how many decisions."""
+        decisions = 0
+        for recording in self.recordings:
+            done = recording.replay()
+            assert done.difference is None, (self.scenario.seed, done.difference)
+            assert done.turns == len(recording.turns)
+            decisions += done.decisions
+        return decisions

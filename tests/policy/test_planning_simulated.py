@@ -101,22 +101,36 @@ def test_flips_do_not_follow_each_other_at_once():
             asking.answer({(5, 3): 0.5, (4, 4): 0.9})
 
 
-def test_a_smaller_fleet_must_convince_twice():
+def asking_of_less(**state) -> Asking:
+    """Long enough ago for the formulas to know what they could have spared all along."""
     asking = Asking(6, 6, count=10, min_workers=2)
-    first = asking.tick()
-    smaller = min((p.prefill + p.decode, p.prefill, p.decode) for p in first.question.plans)[1:]
-    shrunk_s = []
-    for _ in range(40):
+    asking.view = replace(asking.view, workers=workers(6, 6, **state))
+    asking.tick()
+    for _ in range(8):
+        assert asking.tick().question is None
+    return asking
+
+
+def answers(asking: Asking, kept: dict[tuple[int, int], float], count: int) -> list[int]:
+    """How many workers are wanted after each of so many answers."""
+    wanted = []
+    while len(wanted) < count:
+        asking.answer(kept)
         plan = asking.tick()
-        if plan.question is not None:
-            asking.answer({(p.prefill, p.decode): 0.99 for p in plan.question.plans})
-        elif asking.view.answer is None:
-            asking.answer({(6, 6): 0.99, smaller: 0.99})
-        if plan.prefill + plan.decode < 12:
-            shrunk_s.append(asking.now_s)
-            break
-    assert shrunk_s
-    assert len(asking.questions) >= 2
+        wanted.append(plan.prefill + plan.decode)
+        for _ in range(40):
+            if asking.tick().question is not None:
+                break
+    return wanted
+
+
+def test_a_smaller_fleet_must_convince_twice():
+    assert answers(asking_of_less(), {(6, 6): 0.99, (5, 6): 0.99}, 2) == [12, 11]
+
+
+def test_a_smaller_fleet_does_not_convince_while_what_runs_needs_them_all():
+    full = asking_of_less(queued_prefill_tokens=40_000)
+    assert answers(full, {(6, 6): 0.99, (5, 6): 0.99}, 3) == [12, 12, 12]
 
 
 @pytest.mark.parametrize(
@@ -178,3 +192,23 @@ def test_options_are_read_from_a_cluster_file():
     assert made.remembers_s == 300
     with pytest.raises(InvalidConfiguration, match="requests of the planner's simulation is 1"):
         Simulation(requests=1)
+
+
+def test_an_answer_about_another_fleet_changes_nothing():
+    asking = Asking(4, 4)
+    asking.tick()
+    asking.view = replace(asking.view, workers=workers(5, 3))
+    asking.answer({(4, 4): 0.5, (5, 3): 0.5, (3, 5): 0.97})
+    plan = asking.tick()
+    assert (plan.prefill, plan.decode, plan.flips) == (5, 3, ())
+    assert "the fleet has changed since it was simulated" in plan.reason
+
+
+@pytest.mark.parametrize(("drain_s", "flips"), [(20.0, 1), (300.0, 0)])
+def test_a_flip_must_win_more_than_is_lost_while_it_drains(drain_s, flips):
+    asking = Asking(4, 4, drain_s=drain_s)
+    asking.tick()
+    asking.answer({(4, 4): 0.81, (5, 3): 0.97})
+    plan = asking.tick()
+    assert len(plan.flips) == flips
+    assert ("too little for a change" in plan.reason) is (not flips)

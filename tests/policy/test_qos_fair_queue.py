@@ -336,18 +336,18 @@ def test_nobody_starves(priorities, max_wait_s):
         assert waits[f"r{serial}"] <= max_wait_s + 1 + len(priorities)
 
 
-def test_a_hundred_thousand_wait_without_trouble():
+def test_thirty_thousand_wait_without_trouble():
     queue = TakingQueue(CLASSES)
-    for serial in range(100_000):
+    for serial in range(30_000):
         name = ("gold", "silver", "batch", "")[serial % 4]
-        queue.push(asks(serial, name, f"t{serial % 997}", deadline_ns=serial * 7919 % 100_003))
-    for serial in range(0, 100_000, 2):
+        queue.push(asks(serial, name, f"t{serial % 997}", deadline_ns=serial * 7919 % 30_011))
+    for serial in range(0, 30_000, 2):
         queue.remove(f"r{serial}")
-    assert len(queue) == 50_000
-    for _ in range(10_000):
+    assert len(queue) == 15_000
+    for _ in range(3_000):
         queue.charge(queue.next({}, 4, 0).tenant, 10, 1)
     # Every second left: silver with its reserve was served, and the class without a name waits.
-    assert queue.waiting() == {"silver": 15_000, "": 25_000}
+    assert queue.waiting() == {"silver": 4_500, "": 7_500}
 
 
 @pytest.mark.parametrize(

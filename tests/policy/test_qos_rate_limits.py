@@ -222,3 +222,23 @@ def test_accounts_that_owe_nothing_are_forgotten():
 def test_limits_that_let_nobody_in_are_refused(limits, told):
     with pytest.raises(InvalidConfiguration, match=told):
         RateLimits(**limits)
+
+
+def test_accounts_with_requests_under_way_are_not_forgotten():
+    limiter = RateLimiter(LimitTerms(others=RateLimits(concurrent_requests=2)))
+    limiter.started("one", 0)
+    limiter.set_running_elsewhere("other", 2, 0)
+    for number in range(3 * FORGET_AT):
+        assert limiter.judge(f"key {number}", 1, 0, 0) is None
+    assert limiter.running() == {"one": 1}
+    assert limiter.judge("other", 1, 0, 0).by is Rejection.CONCURRENT
+    limiter.ended("one", 5)
+
+
+def test_requests_at_once_are_divided_by_the_gateways_and_never_to_nothing():
+    limiter = limiter_of(RateLimits(concurrent_requests=5), gateways=2)
+    for _ in range(2):
+        assert limiter.judge("acme", 1, 0, 0) is None
+        limiter.started("acme", 0)
+    assert limiter.judge("acme", 1, 0, 0).by is Rejection.CONCURRENT
+    assert limiter_of(RateLimits(concurrent_requests=1), gateways=3).judge("acme", 1, 0, 0) is None

@@ -85,6 +85,14 @@ class Clients(Recorder):
         client.endings.append("rejected")
         super().rejected(request_id, reason, retry_after_s, now_ns)
 
+    def cut_off(self, request_id: str, now_ns: int) -> None:
+        client = self.by_id[request_id]
+        if client.left:
+            return
+        assert client.output
+        client.endings.append("cut off")
+        super().cut_off(request_id, now_ns)
+
     def turned_away(self, request_id: str, reason: str, now_ns: int) -> None:
         client = self.by_id[request_id]
         if client.left:

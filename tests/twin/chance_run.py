@@ -134,12 +134,15 @@ class ChanceRun:
         account = wanted.cache_salt
         key = session_key(account, session)
         request = replace(wanted, request_id=request_id, session=key)
+        first_due_ns, all_due_ns = self._due(request_id, now_ns)
         event = RequestSubmitted(
             request,
             4.0,
             account,
             service_class,
             session=session,
+            deadline_ns=first_due_ns,
+            answer_due_ns=all_due_ns,
             pin_ns=chance.choice([0, 10**8, 10**10]) if self.world.tiers else 0,
             pause=self._pause(request_id) if self.world.tiers and session else None,
         )
@@ -149,6 +152,16 @@ class ChanceRun:
         if self.world.faults and chance.randrange(12) == 0:
             later_ns = now_ns + chance.randrange(300 * MS)
             self.queue.at(later_ns, lambda _: self._withdraw(request.request_id))
+
+    def _due(self, request_id: str, now_ns: int) -> tuple[int | None, int | None]:
+        """Until when a first token, and all of the answer, must come: where there are faults some
+        clients are in a hurry. Not beside tiers, whose work for nobody's request must be over when
+        all is checked."""
+        chance = Random(f"due {self.seed} {request_id}")
+        if self.world.tiers or not self.world.faults or chance.randrange(8):
+            return None, None
+        first_ns, all_ns = now_ns + chance.randrange(SECOND_NS), now_ns + chance.randrange(400 * MS)
+        return chance.choice([(first_ns, None), (min(first_ns, all_ns), all_ns)])
 
     def _pause(self, request_id: str) -> FollowedPause:
         """A short one, announced or not, in which a tool may be known."""

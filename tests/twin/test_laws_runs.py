@@ -18,8 +18,8 @@ from tests.style.source import ROOT
 from tests.twin.random_runs import Draw, audit, written
 
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-FAULT_SEEDS = 4000 if EXPLORES else seeds(200, 1000)
-DUEL_SEEDS = 1000 if EXPLORES else 60
+FAULT_SEEDS = 4000 if EXPLORES else seeds(100, 1000)
+DUEL_SEEDS = 1000 if EXPLORES else seeds(30, 60)
 # A multiple of every interval at which somebody reports or renews leases.
 SHIFT_S = 60.0
 
@@ -41,7 +41,7 @@ def test_whatever_goes_wrong_every_request_ends_once_and_nothing_is_left():
             seen["preemptions"] += worker.preemptions
     # The law has met what it is about.
     rare = ("resumed", "moved", "pulled", "crashes", "flips", "preemptions", "rejected")
-    assert all(seen[what] >= 20 for what in rare), seen
+    assert all(seen[what] >= 10 for what in rare), seen
     assert seen["finished"] > 10 * seen["failed"], seen
 
 

@@ -100,7 +100,7 @@ def test_what_there_is_no_time_for_is_left_out():
 
 @pytest.fixture(scope="module")
 def planned_run():
-    rows = [TraceRow(at / 5, 8000, 20) for at in range(450)]
+    rows = [TraceRow(at / 5, 8000, 20) for at in range(250)]
     choice = Choice("tandem", {"simulate": True, "simulation": {"requests": 100, "window_s": 60}})
     cluster = replace(CLUSTER, policies=replace(CLUSTER.policies, planning=choice))
     return [simulate(scenario_of(cluster), rows) for _ in range(2)]

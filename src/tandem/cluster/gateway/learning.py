@@ -200,7 +200,7 @@ def _factor(
     now: float, measured: float, most: float, steps_a_doubling: int = STEPS_A_DOUBLING
 ) -> float:
     """The factor for this logarithm; the one that stands `now` if it is near."""
-    places = min(max(measured, -log2(most)), log2(most)) * steps_a_doubling
+    places = measured * steps_a_doubling
     if abs(places - log2(now) * steps_a_doubling) < STAYS:
         return now
     return float(min(max(2.0 ** (round(places) / steps_a_doubling), 1 / most), most))

@@ -63,6 +63,8 @@ class RoleState:
 
 # Registration is repeated while the gateway does not answer: it may have come too early.
 REGISTER_AGAIN_NS = 5_000_000_000
+# At most so many reports are sent within a report interval while requests end.
+REPORTS_AN_INTERVAL = 20
 # What steps took is reported so often at most.
 STEPS_REPORT_NS = 1_000_000_000
 
@@ -101,6 +103,12 @@ class GatewayConnection:
             due_since_ns = instant_ns - self.terms.report_interval_ns
             self.reported_ns = min(self.reported_ns, due_since_ns)
             self.report_wanted = True
+
+    def report_soon(self, now_ns: int) -> None:
+        """The worker has room that it had not: a gateway that took it for full would refuse."""
+        if self.terms is not None and not self.report_wanted:
+            spacing_ns = self.terms.report_interval_ns // REPORTS_AN_INTERVAL
+            self.report_at(max(now_ns, self.reported_ns + spacing_ns))
 
     def forget(self) -> None:
         """The gateway does not have the worker (any more)."""

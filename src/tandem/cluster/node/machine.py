@@ -135,6 +135,9 @@ class NodeMachine:
         for event in events:
             self._take(event, now_ns, effects)
         effects += self.work.flush(now_ns)
+        if self.work.outbox.take_ended() and not self._waits_to_be_asked:
+            for _, connection in self.gateways.serving():
+                connection.report_soon(now_ns)
         due_ns = self._due_ns()
         if due_ns is not None and due_ns <= now_ns:
             effects += self._keep_time(now_ns)

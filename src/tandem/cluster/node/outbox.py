@@ -142,6 +142,7 @@ class Outbox:
         self.leases = Leases()
         self.block_exports = BlockExports(block_size)
         self._connections = gateways
+        self._some_ended = False
 
     def address(self, landed: Iterable[WorkerEffect]) -> Effects:
         """Turn effects of the worker machine into messages to the gateways that own the requests.
@@ -193,9 +194,15 @@ class Outbox:
 
     def end(self, request_ids: Iterable[str]) -> None:
         """These hold nothing here any more."""
+        self._some_ended = True
         for request_id in request_ids:
             self.leases.end(request_id)
             self.block_exports.drop(request_id)
+
+    def take_ended(self) -> bool:
+        """Whether requests have ended since the last call."""
+        ended, self._some_ended = self._some_ended, False
+        return ended
 
     def _emit(self, emission: EmitTokens, repeats: int, effects: Effects) -> None:
         rows_by_owner = self._by_owner(emission.request_ids)

@@ -389,14 +389,12 @@ class AdmissionFront:
         if allowed.no_n and request.choice:
             # It is left out, before the others are cut.
             return refusal, route
-        whole = state.submission, state.view
         state.shorten(limit_tokens)
         shorter = self.config.routing.choose(state.view, workers, now_ns)
         verdict = self._judge(state, shorter, workers, now_ns)
         if verdict.admitted:
             state.degraded = f"max_tokens={limit_tokens}"
             return Verdict(True, refusal.reason, feasible=verdict.feasible), shorter
-        state.submission, state.view = whole
         return refusal, route
 
     def _look(self, state: RequestState, now_ns: int) -> RequestView:
