@@ -8,29 +8,27 @@ import pytest
 from tandem.commands.calibration import drawn_load
 from tandem.commands.calibration_fit import ProfileFit, SimulatedServer, write_profile
 from tandem.commands.calibration_load import MeasuredLoad, Seen
-from tandem.commands.engine_grid import engine_record
+from tandem.commands.engine_grid import TimedEngine, engine_record
 from tandem.commands.measured_cluster import cluster_text
 from tandem.config.environment import BUNDLED_MODEL
-from tandem.config.hardware.worker import load_profile
+from tandem.config.hardware.worker import Profile, load_profile
 from tandem.config.options import ServeOptions
-from tandem.cost.fitted import FittedStepTime, TimedStep
-from tandem.cost.serving import LoopTime, rounded, served_step_time, serving_fields
+from tandem.cost.fitted import COEFFICIENTS, FittedStepTime, TimedStep, to_fields
+from tandem.cost.serving import LoopTime, rounded, serving_fields
 from tandem.cost.worker import ServingCost, StepShape
 from tandem.report.record import MeasuredRequest
 
 ENGINE = FittedStepTime(1e-3, 4e-5, 5e-8, 1e-4, 4e-7, 3e-5)
 LOAD_S = 1.5
-STEP = TimedStep(StepShape(((0, 64),)), 5e-3)
+SHAPES = (
+    StepShape(((0, 300),), sampled_rows=1),
+    StepShape((), 1, 200, 1),
+    StepShape((), 6, 1800, 6),
+)
+ALONE = TimedEngine(ENGINE, [TimedStep(shape, ENGINE.seconds(shape)) for shape in SHAPES])
+SERVED = FittedStepTime(*(1.3 * getattr(ENGINE, name) for name in COEFFICIENTS))
 SERVING = ServingCost(
-    request_s=2e-3,
-    request_wait_s=1e-3,
-    prompt_token_s=3e-6,
-    message_s=2e-4,
-    token_s=5e-5,
-    prompt_stretch=1.4,
-    decode_stretch=1.2,
-    step_s=4e-4,
-    row_s=2e-5,
+    request_s=2e-3, request_wait_s=1e-3, prompt_token_s=3e-6, message_s=2e-4, token_s=5e-5
 )
 
 
@@ -40,7 +38,8 @@ def simulated_server(folder, *roles: str) -> SimulatedServer:
 
 
 def record_of(serving: ServingCost) -> dict:
-    return engine_record(ENGINE, [STEP]) | {"serving": serving_fields(rounded(serving))}
+    served = {"served": to_fields(SERVED), "serving": serving_fields(rounded(serving))}
+    return engine_record(ALONE) | served
 
 
 def load_of(server: SimulatedServer, profile, rate_rps: float, seed: int) -> MeasuredLoad:
@@ -60,33 +59,33 @@ def load_of(server: SimulatedServer, profile, rate_rps: float, seed: int) -> Mea
     return MeasuredLoad(asked, LoopTime(1, 1, 1, 1.0, 0.0), steps)
 
 
-def fitted(server, folder, serving: ServingCost, alone: ServingCost) -> ServingCost:
-    """By mixed loads of a server that costs `serving`, and loads of one at a time of the same."""
+def fitted(server, folder, serving: ServingCost) -> Profile:
+    """By mixed loads of a server that costs `serving`, and others in which no worker waits."""
     live, quiet = folder / "live.json", folder / "quiet.json"
     write_profile(live, record_of(serving))
-    write_profile(quiet, record_of(alone))
-    rate_rps = 0.5 * server.capacity_rps(served_step_time(ENGINE, serving))
+    write_profile(quiet, record_of(SERVING))
+    rate_rps = 0.5 * server.capacity_rps(SERVED)
     seen = Seen(gap_s={1: [0.01]})
     seen.first_s = {(16, 16): [0.02]}
     seen.loads = [load_of(server, quiet, 0.3 * rate_rps, 1)]
     seen.mixed = [load_of(server, live, rate_rps, 2)]
     profile = folder / "profile.json"
-    write_profile(profile, ProfileFit(server, ENGINE, engine_record(ENGINE, [STEP]), seen).fit())
-    return load_profile(profile).serving
+    write_profile(profile, ProfileFit(server, ALONE, engine_record(ALONE), seen).fit())
+    return load_profile(profile)
 
 
 def test_one_workers_steps_are_found_again(tmp_path):
-    found = fitted(simulated_server(tmp_path, "both"), tmp_path, SERVING, SERVING)
-    for name in ("prompt_stretch", "decode_stretch", "step_s"):
-        assert getattr(found, name) == pytest.approx(getattr(SERVING, name), rel=0.02), name
-    assert found.prefill_slowdown == found.decode_slowdown == 1.0
+    found = fitted(simulated_server(tmp_path, "both"), tmp_path, SERVING)
+    for shape in (*SHAPES, StepShape(((0, 100),), 4, 1200, 5)):
+        assert found.step_time.seconds(shape) == pytest.approx(SERVED.seconds(shape), rel=0.03)
+    assert not found.serving.shares_cores
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1.5, 1.0), (1.25, 1.4)])
 def test_how_much_two_workers_slow_each_other_is_found_again(tmp_path, prefill, decode):
     server = simulated_server(tmp_path, "prefill", "decode")
     live = replace(SERVING, prefill_slowdown=prefill, decode_slowdown=decode)
-    found = fitted(server, tmp_path, live, SERVING)
+    found = fitted(server, tmp_path, live).serving
     assert found.prefill_slowdown == pytest.approx(prefill, abs=0.03)
     assert found.decode_slowdown == pytest.approx(decode, abs=0.03)
 

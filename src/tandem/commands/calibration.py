@@ -2,7 +2,8 @@
 writes the profile, and compares server and simulator on a load that was not used before."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +16,8 @@ from rich.table import Table
 import tandem
 from tandem.bench.client import Client, Endpoint
 from tandem.bench.laws import Arrivals, LengthLaw
-from tandem.bench.load import Asker, Asking, Pacing, run_load
-from tandem.bench.workload import ContentSource, Conversation, Synthetic, arrive, plan_synthetic
+from tandem.bench.load import Asking
+from tandem.bench.workload import Conversation, Synthetic, arrive, plan_synthetic
 from tandem.commands.calibration_fit import (
     LoadLengths,
     ProfileFit,
@@ -24,17 +25,22 @@ from tandem.commands.calibration_fit import (
     served_alone,
     write_profile,
 )
-from tandem.commands.calibration_load import LEAST_CONTEXT_TOKENS, CalibrationLoad, LoadLimits, Seen
-from tandem.commands.engine_grid import Grid, engine_record, time_engine
+from tandem.commands.calibration_load import (
+    LEAST_CONTEXT_TOKENS,
+    CalibrationLoad,
+    LoadLimits,
+    MeasuredLoad,
+    Seen,
+)
+from tandem.commands.engine_grid import Grid, TimedEngine, engine_record, time_engine
 from tandem.commands.measured_cluster import MeasuredCluster, cluster_text, running
 from tandem.commands.terminal import plain_table, print_warning
 from tandem.config.environment import BUNDLED_MODEL, host_facts
 from tandem.config.hardware.worker import load_device
 from tandem.config.options import ServeOptions
-from tandem.cost.fitted import FittedStepTime
 from tandem.facts.errors import InvalidConfiguration
 from tandem.models.directory import find_model
-from tandem.report.record import MeasuredRequest, RequestOutcome
+from tandem.report.record import RequestOutcome
 from tandem.report.statistics import Distribution, distribution, tpots_ns, ttfts_ns
 
 # The load of the comparison: a share of what the server can do, for so long, after another seed.
@@ -50,6 +56,9 @@ MIXED_S = 12.0
 MIXED_SEED = 70
 
 __all__ = ["CalibrationPlan", "Grid", "calibrate"]
+
+# (metric, figure, live ms, simulated ms)
+Compared = Sequence[tuple[str, str, float, float]]
 
 
 @dataclass(frozen=True)
@@ -69,14 +78,14 @@ def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
     """Measure, show, write. Raises `InvalidConfiguration`, or what a request failed with."""
     directory = model_directory(plan)
     options = on_this_machine(plan)
-    engine, samples, timed = time_engine(directory, options, plan.grid, console)
-    record = engine_record(engine, samples)
+    engine, resolved = time_engine(directory, options, plan.grid, console)
+    record = engine_record(engine)
     record["setup"] = {
         "tandem": tandem.__version__,
         "model": BUNDLED_MODEL.name if plan.model is None else plan.model,
-        "device": timed.device.type,
-        "threads": timed.threads,
-        "storage": timed.storage,
+        "device": resolved.device.type,
+        "threads": resolved.threads,
+        "storage": resolved.storage,
         "repeats": plan.grid.repeats,
         "workers": list(plan.roles),
     }
@@ -105,15 +114,13 @@ def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
             if plan.validates:
                 load = validation_load(server, path)
                 with console.status(f"comparing {len(load)} requests in {VALIDATION_S:.0f} s …"):
-                    live = asyncio.run(play(cluster, load))
-                served = [each for each in live if each.finished]
-                if len(served) < len(live):
-                    console.print(f"{len(live) - len(served)} of {len(live)} requests failed")
-                if served:
-                    simulated, _ = server.play(served, path)
-                    found = compared(served, simulated)
-                    write_profile(path, record | {"validation": validation_record(found)})
-                    console.print(_comparison_table(found))
+                    live = asyncio.run(play(cluster, server, load, 0))
+                found = compared(live.records, server.play(live.records, path)[0])
+                at_speed, longer = server.at_speed_of(live.steps, path)
+                adjusted = compared(live.records, server.play(live.records, at_speed)[0])
+                validation = validation_record(found, adjusted, longer)
+                write_profile(path, record | {"validation": validation})
+                console.print(_comparison_table(found, adjusted, longer))
 
 
 def model_directory(plan: CalibrationPlan) -> Path:
@@ -139,12 +146,38 @@ def on_this_machine(plan: CalibrationPlan) -> ServeOptions:
 async def ask(
     cluster: MeasuredCluster,
     server: SimulatedServer,
-    engine: FittedStepTime,
+    engine: TimedEngine,
     rounds: int,
     show: Callable[[str], object] = lambda _: None,
 ) -> Seen:
     """What a client of this cluster sees: loads of one kind in all rounds, then mixed ones. `show`
     is handed what goes on. Raises `InvalidConfiguration`, or what a request failed with."""
+    async with _client(cluster, server) as load:
+        await load.warm_up()
+        for number in range(rounds):
+            show(f"asking it, round {number + 1} of {rounds} …")
+            await load.round()
+        most_rps = server.capacity_rps(served_alone(engine, load.seen))
+        for number, share in enumerate(MIXED_SHARES, 1):
+            show(f"asking it at {share:.0%} of what it can do …")
+            mixed = drawn_load(share * most_rps, MIXED_S, server.lengths, MIXED_SEED + number)
+            load.seen.mixed.append(await load.mix(mixed, number))
+        return load.seen
+
+
+async def play(
+    cluster: MeasuredCluster, server: SimulatedServer, load: Sequence[Conversation], point: int
+) -> MeasuredLoad:
+    """The requests as the live cluster served them; of each `point`, which calibrations have not,
+    the prompts are others. Raises what a request failed with."""
+    async with _client(cluster, server) as client:
+        return await client.mix(load, len(MIXED_SHARES) + 1 + point)
+
+
+@asynccontextmanager
+async def _client(
+    cluster: MeasuredCluster, server: SimulatedServer
+) -> AsyncIterator[CalibrationLoad]:
     async with Client(Endpoint(cluster.url)) as client:
         model = await client.choose_model(None)
         assert model.vocabulary, "our own server says how large its vocabulary is"
@@ -156,17 +189,7 @@ async def ask(
             )
         limits = LoadLimits(context_tokens, server.max_sequences, server.two_workers)
         asking = Asking(model.id, vocabulary_tokens=model.vocabulary)
-        load = CalibrationLoad(client, asking, limits, cluster.gateway_busy_s, cluster.steps)
-        await load.warm_up()
-        for number in range(rounds):
-            show(f"asking it, round {number + 1} of {rounds} …")
-            await load.round()
-        most_rps = server.capacity_rps(served_alone(engine, load.seen))
-        for number, share in enumerate(MIXED_SHARES):
-            show(f"asking it at {share:.0%} of what it can do …")
-            rate_rps = share * most_rps
-            await load.mix(drawn_load(rate_rps, MIXED_S, server.lengths, MIXED_SEED + number))
-    return load.seen
+        yield CalibrationLoad(client, asking, limits, cluster.gateway_busy_s, cluster.steps)
 
 
 def validation_load(server: SimulatedServer, profile: Path) -> list[Conversation]:
@@ -190,28 +213,21 @@ def drawn_load(
     return arrive(plan_synthetic(synthetic), Arrivals(rate_rps), seed)
 
 
-async def play(
-    cluster: MeasuredCluster, load: Sequence[Conversation], point: int = 0
-) -> list[MeasuredRequest]:
-    """The requests as the live cluster served them. Of each `point` the prompts are others."""
-    async with Client(Endpoint(cluster.url)) as client:
-        model = await client.choose_model(None)
-        asking = Asking(model.id, vocabulary_tokens=model.vocabulary)
-        asker = Asker(client, asking, ContentSource(VALIDATION_SEED, point))
-        return await run_load(load, Pacing(open_loop=True), asker.send)
-
-
-def validation_record(found: Sequence[tuple[str, str, float, float]]) -> list[dict[str, Any]]:
+def validation_record(found: Compared, adjusted: Compared, longer: float) -> dict[str, Any]:
     """For the profile: how far the simulator was from the server."""
-    return [
-        {"figure": f"{name} {figure}", "live_ms": live_ms, "simulated_ms": simulated_ms}
-        for name, figure, live_ms, simulated_ms in found
+    figures = [
+        {
+            "figure": f"{name} {figure}",
+            "live_ms": live_ms,
+            "simulated_ms": simulated_ms,
+            "at_its_speed_ms": at_speed[3],
+        }
+        for (name, figure, live_ms, simulated_ms), at_speed in zip(found, adjusted, strict=True)
     ]
+    return {"steps_took_times": round(longer, 3), "figures": figures}
 
 
-def compared(
-    live: Sequence[RequestOutcome], simulated: Sequence[RequestOutcome]
-) -> list[tuple[str, str, float, float]]:
+def compared(live: Sequence[RequestOutcome], simulated: Sequence[RequestOutcome]) -> Compared:
     """(metric, figure, live ms, simulated ms)."""
     found = []
     for name, values in (("TTFT", ttfts_ns), ("TPOT", tpots_ns)):
@@ -223,13 +239,17 @@ def compared(
     return found
 
 
-def _comparison_table(found: Sequence[tuple[str, str, float, float]]) -> Table:
-    """The server beside the simulator, and the simulator's error."""
-    figures = ("live ms", "simulated ms", "error")
+def _comparison_table(found: Compared, adjusted: Compared, longer: float) -> Table:
+    """The server beside the simulator, and the simulator's error; also at the speed that the
+    machine had meanwhile, if that is not what was calibrated."""
+    speed = f"steps {longer - 1:+.1%}"
+    figures = ("live ms", "simulated ms", "error", speed, "error ")
     table = plain_table("", *figures, right=figures)
-    for name, figure, live_ms, simulated_ms in found:
-        error = f"{100 * (simulated_ms / live_ms - 1):+.1f} %"
-        table.add_row(f"{name} {figure}", f"{live_ms:.2f}", f"{simulated_ms:.2f}", error)
+    for (name, figure, live_ms, simulated_ms), at_speed in zip(found, adjusted, strict=True):
+        row = [f"{live_ms:.2f}"]
+        for ours_ms in (simulated_ms, at_speed[3]):
+            row += [f"{ours_ms:.2f}", f"{100 * (ours_ms / live_ms - 1):+.1f} %"]
+        table.add_row(f"{name} {figure}", *row)
     return table
 
 
@@ -267,10 +287,6 @@ MEANINGS = {
     "prompt_token_s": "each token of its prompt",
     "message_s": "the gateway's loop, the tokens of a step",
     "token_s": "the gateway's loop, an event to a client",
-    "prompt_stretch": "prompts in a step beside the engine's own time, times",
-    "decode_stretch": "decodes in a step beside the engine's own time, times",
-    "step_s": "and more, each step",
-    "row_s": "and more, each token drawn",
     "cold_s": "the first step after idleness, more",
     "cold_after_s": "idle for so long",
     "prefill_slowdown": "prompts while another worker computes, times",

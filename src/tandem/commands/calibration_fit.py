@@ -10,11 +10,12 @@ from statistics import median
 from typing import Any
 
 from tandem.commands.calibration_load import MeasuredLoad, Seen, Steps
+from tandem.commands.engine_grid import TimedEngine
 from tandem.commands.measured_cluster import with_profile
 from tandem.commands.scenario import scenario_of
 from tandem.config.cluster.file import Cluster, read_cluster
 from tandem.config.hardware.pools import pool_cost
-from tandem.cost.fitted import FittedStepTime
+from tandem.cost.fitted import COEFFICIENTS, FittedStepTime, from_fields, to_fields
 from tandem.cost.serving import (
     COLD_AFTER_S,
     fit_entry,
@@ -22,7 +23,6 @@ from tandem.cost.serving import (
     fit_steps,
     fit_transfer,
     rounded,
-    served_step_time,
     serving_fields,
     step_seconds,
     transfer_fields,
@@ -116,6 +116,19 @@ class SimulatedServer:
         }
         return run.requests, steps
 
+    def at_speed_of(self, steps: Steps, profile: Path) -> tuple[Path, float]:
+        """The profile of a machine as quick as it was during these steps, and how many times as
+        long as by `profile` they took."""
+        record = json.loads(profile.read_text(encoding="utf-8"))
+        served = from_fields(record["served"], "served")
+        everything = [each for of in steps.values() for each in of]
+        longer = sum(each.duration_ns for each in everything) / 1e9
+        longer /= step_seconds(served, everything)
+        costs = {name: getattr(served, name) * longer for name in COEFFICIENTS}
+        scaled = self.folder / "at_speed.json"
+        write_profile(scaled, record | {"served": costs})
+        return scaled, longer
+
     def _cluster(self, text: str) -> Cluster:
         file = self.folder / "simulated.yaml"
         file.write_text(text, encoding="utf-8")
@@ -127,7 +140,7 @@ class ProfileFit:
     is known of the engine alone."""
 
     def __init__(
-        self, server: SimulatedServer, engine: FittedStepTime, record: dict[str, Any], seen: Seen
+        self, server: SimulatedServer, engine: TimedEngine, record: dict[str, Any], seen: Seen
     ) -> None:
         self.record = dict(record)
         self._server = server
@@ -139,12 +152,11 @@ class ProfileFit:
         seen = self._seen
         # Where two workers compute, mixed loads say how much they slow each other.
         loads = seen.loads if self._server.two_workers else [*seen.loads, *seen.mixed]
-        serving = fit_steps(self._engine, list(_all_steps(loads)))
-        served = served_step_time(self._engine, serving)
+        served = _fit_steps(self._engine, loads)
+        self.record["served"] = to_fields(served)
         gateway = fit_gateway([load.loop for load in (*seen.loads, *seen.mixed)])
         entry = fit_entry(served, gateway, seen.first_tokens())
-        serving = replace(
-            serving,
+        serving = ServingCost(
             request_s=gateway.request_s,
             message_s=gateway.message_s,
             token_s=gateway.token_s,
@@ -207,9 +219,13 @@ class ProfileFit:
         return [_lengthening(served, played, chunked=chunked) for chunked in (True, False)]
 
 
-def served_alone(engine: FittedStepTime, seen: Seen) -> FittedStepTime:
-    """What steps took in the loads that had the server to themselves."""
-    return served_step_time(engine, fit_steps(engine, list(_all_steps(seen.loads))))
+def served_alone(engine: TimedEngine, seen: Seen) -> FittedStepTime:
+    """What steps took in the loads of one kind."""
+    return _fit_steps(engine, seen.loads)
+
+
+def _fit_steps(engine: TimedEngine, loads: Iterable[MeasuredLoad]) -> FittedStepTime:
+    return fit_steps(engine.step_time, engine.samples, list(_all_steps(loads)))
 
 
 def _all_steps(loads: Iterable[MeasuredLoad]) -> Iterator[list[StepTotals]]:

@@ -16,8 +16,8 @@ from tandem.report.record import Ending, MeasuredRequest
 
 # Prompts of requests that have the server to themselves, and streams side by side.
 PROMPTS = (16, 128, 512)
-STREAMS = (1, 4, 16)
-STREAM_PROMPT_TOKENS = 16
+STREAMS = (1, 4, 16, 64)
+STREAM_PROMPT_TOKENS = 128
 STREAM_TOKENS = 160
 ALONE = 5
 # Three tokens: the first, the one that waits for the KV to come, and one that does not.
@@ -26,6 +26,7 @@ IDLE_S = 10 * COLD_AFTER_S
 SEED = 0x5EED
 LEAST_CONTEXT_TOKENS = STREAM_PROMPT_TOKENS + STREAM_TOKENS
 # Workers report the totals of their steps once a second.
+REPORTED_S = 1.2
 TOTALS_S = 5.0
 LOOK_S = 0.1
 # By worker.
@@ -132,7 +133,9 @@ class CalibrationLoad:
         self._busy_s = busy_s
         self._totals = totals
         self._serial = count(1)
+        # Tokens that this client was sent, and that workers had drawn before.
         self._drawn_tokens = 0
+        self._drawn_before: int | None = None
         self._clock = start_clock()
 
     async def warm_up(self) -> None:
@@ -148,9 +151,10 @@ class CalibrationLoad:
         for streams in self._limits.streams:
             self.seen.loads.append(await self._measured(self._side_by_side(streams)))
 
-    async def mix(self, load: Sequence[Conversation]) -> None:
-        """Requests that come whether others have ended or not. Raises `RequestFailed`."""
-        self.seen.mixed.append(await self._measured(self._mixed(load)))
+    async def mix(self, load: Sequence[Conversation], point: int) -> MeasuredLoad:
+        """Requests that come whether others have ended or not; of each `point` the prompts are
+        others. Raises `RequestFailed`."""
+        return await self._measured(self._mixed(load, point))
 
     async def _alone(self) -> Sequence[MeasuredRequest]:
         """One after the other, each prompt new; then the last one of each length again, which the
@@ -188,9 +192,8 @@ class CalibrationLoad:
         self.seen.gap_s.setdefault(streams, []).append(_gap_s(records))
         return records
 
-    async def _mixed(self, load: Sequence[Conversation]) -> Sequence[MeasuredRequest]:
-        content = ContentSource(SEED, 1 + len(self.seen.mixed))
-        asker = Asker(self._client, self._asking, content)
+    async def _mixed(self, load: Sequence[Conversation], point: int) -> Sequence[MeasuredRequest]:
+        asker = Asker(self._client, self._asking, ContentSource(SEED, point))
         records = await run_load(load, Pacing(open_loop=True), asker.send)
         for record in records:
             self._check(record)
@@ -219,9 +222,15 @@ class CalibrationLoad:
 
     async def _all_steps(self) -> Steps:
         """All steps so far, as soon as those that drew the last tokens are reported."""
+        if self._drawn_before is None:
+            # What others have asked for is reported by then.
+            await asyncio.sleep(REPORTED_S)
+            steps = await self._totals()
+            self._drawn_before = _drawn_tokens(steps) - self._drawn_tokens
+            return steps
         for _ in range(round(TOTALS_S / LOOK_S)):
             steps = await self._totals()
-            if sum(each.sampled_rows for of in steps.values() for each in of) >= self._drawn_tokens:
+            if _drawn_tokens(steps) >= self._drawn_before + self._drawn_tokens:
                 return steps
             await asyncio.sleep(LOOK_S)
         raise RequestFailed("workers have not reported what their steps took; they may be gone")
@@ -259,6 +268,10 @@ def _since(before: Steps, now: Steps) -> Steps:
         ]
         found[worker] = tuple(each for each in new if each.steps)
     return found
+
+
+def _drawn_tokens(steps: Steps) -> int:
+    return sum(each.sampled_rows for of in steps.values() for each in of)
 
 
 def _messages(steps: StepTotals) -> int:

@@ -1,7 +1,7 @@
 """The engine's part of a calibration: times its steps over a grid of shapes and fits a step time to
 them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -64,9 +64,17 @@ class Grid:
                     yield StepShape((), sequences, sequences * attended, sequences)
 
 
+@dataclass(frozen=True)
+class TimedEngine:
+    """An engine alone: the steps that were timed, and the step time that is fitted to them."""
+
+    step_time: FittedStepTime
+    samples: Sequence[TimedStep]
+
+
 def time_engine(
     directory: Path, options: ServeOptions, grid: Grid, console: Console
-) -> tuple[FittedStepTime, list[TimedStep], ServerPlan]:
+) -> tuple[TimedEngine, ServerPlan]:
     """Load the model, time the grid, fit, show. Raises `InvalidConfiguration`."""
     engine, plan = load_engine(directory, options)
     shapes = grid.shapes(plan)
@@ -76,9 +84,9 @@ def time_engine(
         )
     with console.status(f"timing {len(shapes)} kinds of steps …"):
         samples = time_steps(engine, plan, shapes, grid.repeats)
-    fitted = fit(samples)
-    console.print(_table(fitted, samples))
-    return fitted, samples, plan
+    timed = TimedEngine(fit(samples), samples)
+    console.print(_table(timed))
+    return timed, plan
 
 
 def load_engine(directory: Path, options: ServeOptions) -> tuple[Engine, ServerPlan]:
@@ -145,9 +153,10 @@ def step_plan(step_id: int, shape: StepShape, plan: ServerPlan) -> StepPlan:
     )
 
 
-def engine_record(fitted: FittedStepTime, samples: list[TimedStep]) -> dict[str, Any]:
+def engine_record(timed: TimedEngine) -> dict[str, Any]:
     """The engine's part of a profile: coefficients, error of the fit in percent of the measured
     time, and every timed step."""
+    fitted, samples = timed.step_time, timed.samples
     errors = sorted(100 * abs(_error(fitted, sample)) for sample in samples)
     return {
         "version": PROFILE_VERSION,
@@ -178,10 +187,11 @@ def _error(fitted: FittedStepTime, sample: TimedStep) -> float:
     return fitted.seconds(sample.shape) / sample.seconds - 1
 
 
-def _table(fitted: FittedStepTime, samples: list[TimedStep]) -> Table:
+def _table(timed: TimedEngine) -> Table:
+    fitted = timed.step_time
     figures = ("measured ms", "fitted ms", "error")
     table = plain_table("step", *figures, right=figures)
-    for sample in samples:
+    for sample in timed.samples:
         shape = sample.shape
         if shape.chunks:
             start, count = shape.chunks[0]

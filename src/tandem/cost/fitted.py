@@ -70,8 +70,12 @@ def fit(samples: Sequence[TimedStep]) -> FittedStepTime:
     timed = [sample for sample in samples if sample.seconds > 0 and sample.shape.tokens]
     if not timed:
         raise InvalidConfiguration("a profile needs at least one step that took time")
-    rows = [[count / s.seconds for count in _counts(s.shape)] for s in timed]
-    values = non_negative_fit(rows, [1.0] * len(rows))
+    rows = [[count / s.seconds for count in step_counts(s.shape)] for s in timed]
+    return from_coefficients(non_negative_fit(rows, [1.0] * len(rows)))
+
+
+def from_coefficients(values: Sequence[float]) -> FittedStepTime:
+    """In the order of `COEFFICIENTS`, to as many digits as come out alike on every machine."""
     rounded = {name: _rounded(v) for name, v in zip(COEFFICIENTS, values, strict=True) if v}
     return from_fields(rounded, "fit")
 
@@ -145,7 +149,7 @@ def from_fields(values: Mapping[str, object], label: str) -> FittedStepTime:
     return FittedStepTime(**read)
 
 
-def _counts(shape: StepShape) -> tuple[float, ...]:
+def step_counts(shape: StepShape) -> tuple[float, ...]:
     """What each coefficient multiplies, in the order of `COEFFICIENTS`."""
     pairs = sum(chunk_pairs(start, count) for start, count in shape.chunks)
     return (

@@ -6,10 +6,17 @@ Each figure is a number of seconds with a meaning of its own, measured on one ma
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tandem.cost.fitted import FittedStepTime, non_negative_fit
+from tandem.cost.fitted import (
+    COEFFICIENTS,
+    FittedStepTime,
+    TimedStep,
+    from_coefficients,
+    non_negative_fit,
+    step_counts,
+)
 from tandem.cost.worker import LinkCost, ServingCost, StepShape
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.step_totals import StepTotals
@@ -17,12 +24,10 @@ from tandem.facts.step_totals import StepTotals
 SIGNIFICANT_DIGITS = 4
 # A worker that has computed nothing for so long is cold: other processes had its caches.
 COLD_AFTER_S = 0.02
-# A server is no quicker than half of its engine's grid; the rest is what else ran meanwhile.
-LEAST_STRETCH = 0.5
+# How much the engine's own samples weigh beside what the server measured.
+SAMPLES_WEIGHT = 0.1
 # What factors are at least.
 LEAST = {
-    "prompt_stretch": 1e-6,
-    "decode_stretch": 1e-6,
     "prefill_slowdown": 1.0,
     "decode_slowdown": 1.0,
 }
@@ -80,57 +85,52 @@ def fit_gateway(loads: Sequence[LoopTime]) -> GatewayLoad:
     return GatewayLoad(request_s, message_s, token_s)
 
 
-def fit_steps(engine: FittedStepTime, loads: Sequence[Iterable[StepTotals]]) -> ServingCost:
-    """What steps took in the server beside the engine alone: `prompt_stretch` and `decode_stretch`
-    (`LEAST_STRETCH` or more), `step_s` and `row_s` with the least squares of relative errors. In
-    each of the `loads`, steps with and without chunks of prompts weigh the same, by the time they
-    took. Raises `InvalidConfiguration` without steps of both kinds."""
-    rows: list[list[float]] = []
-    goals: list[float] = []
+def fit_steps(
+    engine: FittedStepTime, samples: Sequence[TimedStep], loads: Sequence[Sequence[StepTotals]]
+) -> FittedStepTime:
+    """What steps take in the server, by least squares of relative errors. In each of the `loads`,
+    steps with and without chunks of prompts weigh the same, by the time they took. The `samples`
+    of the engine alone, as much longer as steps were in the server altogether, count for the sizes
+    that no load had. Raises `InvalidConfiguration` without steps of both kinds."""
+    timed: list[tuple[Sequence[float], float, float]] = []
+    kinds: set[bool] = set()
     for load in loads:
         for chunked in (False, True):
             alike = [each for each in load if each.chunked is chunked and each.duration_ns > 0]
             total_s = sum(each.duration_ns for each in alike) / 1e9
+            kinds.update(each.chunked for each in alike)
             for each in alike:
                 seconds = each.duration_ns / 1e9
-                weight = (seconds / total_s) ** 0.5 / seconds
-                prompt_s, decode_s, *counts = _step_parts(engine, each)
-                known_s = each.steps * engine.fixed_s + LEAST_STRETCH * (prompt_s + decode_s)
-                rows.append([weight * part for part in (prompt_s, decode_s, *counts)])
-                goals.append(weight * (seconds - known_s))
-    prompts, decodes = (any(row[column] for row in rows) for column in (0, 1))
-    if not prompts or not decodes:
+                timed.append((_counts_of(each), seconds, seconds / total_s))
+    if len(kinds) < 2:
         raise InvalidConfiguration("a calibration needs steps with prompts and with decodes")
-    prompts_more, decodes_more, step_s, row_s = non_negative_fit(rows, goals)
-    return ServingCost(
-        prompt_stretch=LEAST_STRETCH + prompts_more,
-        decode_stretch=LEAST_STRETCH + decodes_more,
-        step_s=step_s,
-        row_s=row_s,
-    )
+    everything = [each for load in loads for each in load]
+    measured_s = sum(each.duration_ns for each in everything) / 1e9
+    longer = measured_s / step_seconds(engine, everything)
+    for sample in samples:
+        weight = SAMPLES_WEIGHT * 2 * len(loads) / len(samples)
+        timed.append((step_counts(sample.shape), sample.seconds * longer, weight))
+    rows = [[weight**0.5 * count / s for count in counts] for counts, s, weight in timed]
+    return from_coefficients(non_negative_fit(rows, [weight**0.5 for _, _, weight in timed]))
 
 
-def _step_parts(engine: FittedStepTime, steps: StepTotals) -> tuple[float, float, float, float]:
-    """What `prompt_stretch`, `decode_stretch`, `step_s` and `row_s` multiply."""
-    prompt_s = steps.prompt_tokens * engine.token_s + steps.attended_pairs * engine.pair_s
-    decode_s = (
-        steps.decodes * (engine.token_s + engine.decode_s)
-        + steps.context_tokens * engine.context_token_s
-        + steps.sampled_rows * engine.row_s
-    )
-    return prompt_s, decode_s, steps.steps, steps.sampled_rows
-
-
-def step_seconds(served: FittedStepTime, steps: Iterable[StepTotals]) -> float:
+def step_seconds(step_time: FittedStepTime, steps: Iterable[StepTotals]) -> float:
     """What all these steps take by this step time, which is linear in their totals."""
+    costs: list[float] = [getattr(step_time, name) for name in COEFFICIENTS]
     return sum(
-        each.steps * served.fixed_s
-        + (each.prompt_tokens + each.decodes) * served.token_s
-        + each.attended_pairs * served.pair_s
-        + each.decodes * served.decode_s
-        + each.context_tokens * served.context_token_s
-        + each.sampled_rows * served.row_s
-        for each in steps
+        cost * count for each in steps for cost, count in zip(costs, _counts_of(each), strict=True)
+    )
+
+
+def _counts_of(steps: StepTotals) -> Sequence[float]:
+    """What each coefficient of a step time multiplies, of all these steps."""
+    return (
+        steps.steps,
+        steps.prompt_tokens + steps.decodes,
+        steps.attended_pairs,
+        steps.decodes,
+        steps.context_tokens,
+        steps.sampled_rows,
     )
 
 
@@ -166,23 +166,6 @@ def fit_transfer(samples: Sequence[tuple[float, float]]) -> LinkCost:
         LinkCost(_digits(1.0 / byte_s), _digits(latency_s))
         if byte_s
         else LinkCost(latency_s=_digits(latency_s))
-    )
-
-
-def served_step_time(engine: FittedStepTime, serving: ServingCost) -> FittedStepTime:
-    """From the start of a step to the next one: the engine's, longer because it shares the machine,
-    and what the worker around it adds."""
-    prompts, decodes = serving.prompt_stretch, serving.decode_stretch
-    # A decode is one of the batch's tokens, too.
-    decode_s = decodes * engine.decode_s + (decodes - prompts) * engine.token_s
-    return replace(
-        engine,
-        fixed_s=engine.fixed_s + serving.step_s,
-        token_s=prompts * engine.token_s,
-        pair_s=prompts * engine.pair_s,
-        decode_s=max(0.0, decode_s),
-        context_token_s=decodes * engine.context_token_s,
-        row_s=decodes * engine.row_s + serving.row_s,
     )
 
 

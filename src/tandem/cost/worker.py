@@ -62,9 +62,7 @@ class ServingCost:
     loop is busy for `request_s` with a request, for `message_s` with the tokens that a worker sends
     together, and for `token_s` with each event to a client; one waits for the other. Besides,
     `request_wait_s` and `prompt_token_s` for each prompt token pass from the client's call until
-    the worker starts its step. In a step, chunks of prompts take `prompt_stretch` times as long as
-    in the engine alone and decodes `decode_stretch` times; the step takes `step_s` more, and
-    `row_s` for each token it draws; `cold_s` more when the worker has computed nothing for
+    the worker starts its step. A step takes `cold_s` more when the worker has computed nothing for
     `cold_after_s`. While another worker of the machine computes, steps with prompt tokens take
     `prefill_slowdown` times as long and those of decodes alone `decode_slowdown` times: a process
     that computes without a break gives way to one that sleeps between steps."""
@@ -74,10 +72,6 @@ class ServingCost:
     prompt_token_s: float = 0.0
     message_s: float = 0.0
     token_s: float = 0.0
-    prompt_stretch: float = 1.0
-    decode_stretch: float = 1.0
-    step_s: float = 0.0
-    row_s: float = 0.0
     cold_s: float = 0.0
     cold_after_s: float = 0.0
     prefill_slowdown: float = 1.0

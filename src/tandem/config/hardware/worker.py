@@ -16,7 +16,7 @@ from tandem.cost.device import DeviceSpec
 from tandem.cost.fitted import FittedStepTime, from_fields
 from tandem.cost.model_shape import ModelShape, model_shape
 from tandem.cost.roofline import roofline
-from tandem.cost.serving import served_step_time, serving_from_fields, transfer_from_fields
+from tandem.cost.serving import serving_from_fields, transfer_from_fields
 from tandem.cost.sharding import MemoryLimits, Sharding, kv_block_count, kv_bytes_per_token
 from tandem.cost.worker import NO_SERVING_COST, LinkCost, ServingCost, StepTime, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
@@ -147,8 +147,8 @@ def bundled_models() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a machine was measured to do: `step_time` with all that serving adds to a step, the rest
-    of serving, and KV transfers between workers (None: they were not measured)."""
+    """What a machine was measured to do: `step_time` in the server, what serving costs besides, and
+    KV transfers between workers (None: they were not measured)."""
 
     step_time: FittedStepTime
     serving: ServingCost
@@ -173,13 +173,15 @@ def load_profile(path: Path) -> Profile:
     fitted = values.get("fitted")
     if not isinstance(fitted, dict):
         raise InvalidConfiguration(f"{path}: fitted is missing; make it with `tandem calibrate`")
-    engine = from_fields(fitted, f"{path}: fitted")
+    # The engine alone, where nothing else was measured.
+    steps = "served" if "served" in values else "fitted"
+    step_time = from_fields(_section(values, steps, path), f"{path}: {steps}")
     serving = serving_from_fields(_section(values, "serving", path), f"{path}: serving")
     network = None
     if "kv_transfer" in values:
         label = f"{path}: kv_transfer"
         network = transfer_from_fields(_section(values, "kv_transfer", path), label)
-    return Profile(served_step_time(engine, serving), serving, network)
+    return Profile(step_time, serving, network)
 
 
 def _section(values: dict[str, object], name: str, path: Path) -> dict[str, object]:
