@@ -239,12 +239,10 @@ async def test_a_gateway_that_does_not_read_is_gone():
     await at_gateway.until(lambda: MessageFromWorker("w0/a/2", load(1)) in at_gateway.received)
 
 
-async def test_a_peer_that_has_gone_swallows_no_news_of_another():
+async def test_sending_swallows_no_news():
     gateway, node, at_gateway, _ = await connected_ends()
     node.send(load(1))
     await at_gateway.first(MessageFromWorker)
-    # One that left without a trace, as far as the channel knows.
-    gateway._peers["w1/a/1"] = Outbox(ChannelLimits())
     while gateway._pumps[0]._turn is not None:
         await asyncio.sleep(0)
     # The loop does not look while the next message comes, and whoever sends takes its news.
@@ -252,12 +250,27 @@ async def test_a_peer_that_has_gone_swallows_no_news_of_another():
     deadline_s = time.monotonic() + PATIENCE_S
     while not gateway._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
         assert time.monotonic() < deadline_s
-    gateway.send("w1/a/1", Audit())
-    await at_gateway.first(MessageFromWorker, 2)
-    assert at_gateway.received[1:] == [
-        PeerGone("w1/a/1", "the connection broke"),
-        MessageFromWorker("w0/a/1", load(2)),
-    ]
+    gateway.send("w0/a/1", Audit())
+    assert await at_gateway.first(MessageFromWorker, 2) == MessageFromWorker("w0/a/1", load(2))
+
+
+async def test_what_a_peer_sent_before_it_went_is_read_before_its_loss():
+    """Also where sending to it fails first: a worker that deregisters has left and is not lost."""
+    at_gateway = News()
+    gateway, endpoint = gateway_end(at_gateway)
+    worker = raw_node(endpoint, "w0/a/1")
+    worker.send(TO_GATEWAY.encode(load(1)))
+    await at_gateway.first(MessageFromWorker)
+    worker.send(TO_GATEWAY.encode(Deregister("w0")))
+    worker.close(int(PATIENCE_S * 1000))
+    worker.context.term()
+    # The event loop stands still meanwhile, so that nothing is read before sending fails.
+    deadline_s = time.monotonic() + PATIENCE_S
+    while gateway._sent("w0/a/1", b""):
+        assert time.monotonic() < deadline_s
+    gone = await at_gateway.first(PeerGone)
+    assert gone == PeerGone("w0/a/1", "the connection broke")
+    assert at_gateway.received[-2:] == [MessageFromWorker("w0/a/1", Deregister("w0")), gone]
 
 
 async def test_who_comes_and_goes_without_end_has_nobody_tried_out_each_time(monkeypatch):

@@ -80,6 +80,8 @@ class GatewayChannel:
         self._retry: asyncio.TimerHandle | None = None
         self._tried_s = 0.0
         self._probes = _Probes(self._probe)
+        # Peers to which nothing can be sent any more, and of which something may be unread.
+        self._unreachable: dict[str, Outbox] = {}
 
     def open(self) -> str:
         """Listen; gives the endpoint with its port. Call it on the event loop. Raises
@@ -167,12 +169,26 @@ class GatewayChannel:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._lose(peer, "the connection broke")
+            self._broke(peer)
             return False
         finally:
             # What could not be sent may have swallowed news of others all the same.
             self._pumps[0].look()
         return True
+
+    def _broke(self, peer: str) -> None:
+        """What came before the end still counts: a worker may have deregistered."""
+        if not self._unreachable:
+            asyncio.get_running_loop().call_soon(self._lose_unreachable)
+        self._unreachable[peer] = self._peers[peer]
+
+    def _lose_unreachable(self) -> None:
+        self._pumps[0].drain()
+        unreachable, self._unreachable = self._unreachable, {}
+        for peer, outbox in unreachable.items():
+            # It may have been lost or have come back meanwhile.
+            if self._peers.get(peer) is outbox:
+                self._lose(peer, "the connection broke")
 
     def _lose(self, peer: str, reason: str) -> None:
         if reason == REVOKED and not peer.startswith(OPERATOR_PREFIX):
