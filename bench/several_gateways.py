@@ -8,11 +8,13 @@ once. Fairness: one tenant floods its gateway while another asks a little at the
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import NamedTemporaryFile
 from typing import Annotated
+from unittest.mock import patch
 
 import typer
 from rich.console import Console
@@ -21,13 +23,14 @@ from rich.table import Table
 from tandem.bench.traces.reader import read_trace
 from tandem.bench.traces.shape import speed as faster
 from tandem.bench.traces.shape import spread, window
-from tandem.cluster.gateway.machine import GatewayConfig
+from tandem.cluster.gateway.configuration import GatewayConfig
 from tandem.commands.scenario import scenario_of
 from tandem.config.cluster.file import read_cluster
 from tandem.facts.trace import TraceRow
 from tandem.report.record import Ending, RunRecord
 from tandem.report.statistics import latencies
 from tandem.report.summary import Terms, summarise
+from tandem.twin.gateway import SimulatedGateway
 from tandem.twin.scenario import Scenario
 from tandem.twin.simulation import Simulation, rare_garbage_collections
 
@@ -56,11 +59,15 @@ def played(
         config = made(name)
         return replace(config, limits=replace(config.limits, gateways=1))
 
-    if not shares:
-        cluster.gateway_config = apart  # type: ignore[method-assign]
-    if homes:
-        cluster.gateway_for = lambda serial: cluster.gateways[f"gateway-{homes[serial]}"]  # type: ignore[method-assign]
-    with rare_garbage_collections():
+    def at_home(serial: int) -> SimulatedGateway:
+        return cluster.gateways[f"gateway-{homes[serial]}"]
+
+    with ExitStack() as changed:
+        changed.enter_context(rare_garbage_collections())
+        if not shares:
+            changed.enter_context(patch.object(cluster, "gateway_config", apart))
+        if homes:
+            changed.enter_context(patch.object(cluster, "gateway_for", at_home))
         return simulation.run(None)
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayConfig
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig
@@ -156,6 +157,25 @@ class GatewayUnderTest(MachineUnderTest):
     def submit(self, request_id: str, prompt_tokens: int = 9) -> list:
         request = Request(request_id, tuple(range(prompt_tokens)))
         return self.handle(RequestSubmitted(request, 10.0))
+
+    def submit_due(
+        self, request_id: str, first_ms: int | None, all_ms: int | None = None, **terms
+    ) -> list:
+        """Its first token and its whole answer are due in so long."""
+        asked = Request(request_id, tuple(range(9)), SamplingParameters(max_tokens=20))
+        first_ns = None if first_ms is None else self.now_ns + first_ms * MS
+        all_ns = None if all_ms is None else self.now_ns + all_ms * MS
+        return self.handle(
+            RequestSubmitted(asked, 10.0, deadline_ns=first_ns, answer_due_ns=all_ns, **terms)
+        )
+
+    def live_on(self, ms: int) -> list:
+        """The worker "w" is alive meanwhile, and computes nothing."""
+        effects: list = []
+        for _ in range(ms // 100):
+            self.receive(idle_load("w"))
+            effects += self.pass_time(100 * MS)
+        return effects
 
 
 def drew(worker: str, *request_ids: str, reason: FinishReason | None = None) -> TokensReported:

@@ -200,7 +200,8 @@ def test_a_class_without_an_slo_gives_up_a_share_of_its_load():
     assert sum(admitted) <= 1 + 10 * share
 
 
-def test_requests_of_before_the_change_say_nothing_of_the_terms_since():
+@pytest.mark.parametrize("measured", ["first tokens", "gaps"])
+def test_requests_of_before_the_change_say_nothing_of_the_terms_since(measured):
     at = Traffic("premium")
     before = at.view("premium")
     at.run(6, premium=3.0)
@@ -208,7 +209,10 @@ def test_requests_of_before_the_change_say_nothing_of_the_terms_since():
     assert stage == "open"
     at.coming = []
     for _ in range(50):
-        at.breakers.first_token(before, at.now_ns)
+        if measured == "gaps":
+            at.breakers.later_tokens(before, at.now_ns - 9 * NS, 2, at.now_ns)
+        else:
+            at.breakers.first_token(before, at.now_ns)
     at.run(4, premium=1.95)
     assert at.status()["premium"] == ("open", share)
 
@@ -270,19 +274,6 @@ def test_what_more_urgent_classes_take_meanwhile_is_not_promised():
     assert at.promised("premium") == SLO
     at.breakers.prefills(at.view("premium"), 9.0, at.now_ns)
     assert at.promised("free").ttft_s == pytest.approx(2.0 * TERMS.least_share)
-
-
-def test_gaps_of_requests_of_before_the_change_say_nothing_of_the_terms_since():
-    at = Traffic("premium")
-    before = at.view("premium")
-    at.run(6, premium=3.0)
-    stage, share = at.status()["premium"]
-    assert stage == "open"
-    at.coming = []
-    for _ in range(50):
-        at.breakers.later_tokens(before, at.now_ns - 9 * NS, 2, at.now_ns)
-    at.run(4, premium=1.95)
-    assert at.status()["premium"] == ("open", share)
 
 
 def test_a_lower_class_that_does_not_ask_any_more_has_nothing_to_give():

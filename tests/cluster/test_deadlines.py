@@ -8,9 +8,8 @@ import pytest
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.fleet import Role
 from tandem.facts.request import FinishReason, Request
-from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import LeasesRenewed
-from tandem.messages.router import CutOff, Reject, RequestSubmitted, RequestWithdrawn
+from tandem.messages.router import CutOff, Reject, RequestWithdrawn
 from tandem.messages.worker import RequestsAborted, RequestsArrived
 from tandem.policy.qos.classes import ServiceClass
 from tests.cluster.cluster_parts import (
@@ -33,36 +32,17 @@ def gateway(max_requests: int = 0) -> GatewayUnderTest:
     return at
 
 
-def submit(
-    at: GatewayUnderTest, name: str, first_ms: int | None, all_ms: int | None = None
-) -> list:
-    asked = Request(name, tuple(range(9)), SamplingParameters(max_tokens=20))
-    first_ns = None if first_ms is None else at.now_ns + first_ms * MS
-    all_ns = None if all_ms is None else at.now_ns + all_ms * MS
-    event = RequestSubmitted(asked, 10.0, deadline_ns=first_ns, answer_due_ns=all_ns)
-    return at.handle(event)
-
-
-def pass_time(at: GatewayUnderTest, ms: int) -> list:
-    """The worker lives meanwhile."""
-    effects: list = []
-    for _ in range(ms // 100):
-        at.receive(idle_load("w"))
-        effects += at.pass_time(100 * MS)
-    return effects
-
-
 def test_who_waits_is_refused_at_the_instant_from_which_nobody_could_be_in_time():
     at = gateway(max_requests=1)
-    submit(at, "runs", None)
+    at.submit_due("runs", None)
     begun_ns = at.now_ns
-    assert not of_kind(submit(at, "waits", 2000), Reject)
+    assert not of_kind(at.submit_due("waits", 2000), Reject)
     machine = at.machine
     due_ns = machine.router.next_wakeup()
     # Eight of its nine tokens are known to the worker; the last takes some milliseconds.
     assert 1980 * MS < due_ns - begun_ns < 1995 * MS
-    assert not of_kind(pass_time(at, 1900), Reject)
-    (rejected,) = of_kind(pass_time(at, 200), Reject)
+    assert not of_kind(at.live_on(1900), Reject)
+    (rejected,) = of_kind(at.live_on(200), Reject)
     assert rejected.request_id == "waits"
     assert rejected.reason.startswith("its first token was due in 2 s: it waited 1.9")
     assert rejected.reason.endswith("even on idle workers")
@@ -73,10 +53,10 @@ def test_who_waits_is_refused_at_the_instant_from_which_nobody_could_be_in_time(
 
 def test_a_request_at_a_worker_is_refused_when_its_first_token_is_overdue():
     at = gateway()
-    ((asked,),) = [each.requests for each in sent_to(submit(at, "r", 500), "w", RequestsArrived)]
+    ((asked,),) = [each.requests for each in sent_to(at.submit_due("r", 500), "w", RequestsArrived)]
     # It travels as what is left of it.
     assert asked.deadline_s == pytest.approx(0.5, abs=0.01)
-    effects = pass_time(at, 600)
+    effects = at.live_on(600)
     (rejected,) = of_kind(effects, Reject)
     assert rejected.reason.startswith("its first token was due in 500 ms: it waited 500 ms at wor")
     assert sent_to(effects, "w", RequestsAborted) == [RequestsAborted(("r",))]
@@ -84,17 +64,17 @@ def test_a_request_at_a_worker_is_refused_when_its_first_token_is_overdue():
 
 def test_an_answer_is_cut_off_when_its_time_is_over():
     at = gateway()
-    submit(at, "r", 1000, 1000)
+    at.submit_due("r", 1000, 1000)
     at.receive(drew("w", "r"))
-    assert not of_kind(pass_time(at, 900), CutOff)
-    effects = pass_time(at, 200)
+    assert not of_kind(at.live_on(900), CutOff)
+    effects = at.live_on(200)
     assert of_kind(effects, CutOff) == [CutOff("r")]
     assert not of_kind(effects, Reject)
     assert sent_to(effects, "w", RequestsAborted) == [RequestsAborted(("r",))]
     # One that had only its first token promised goes on.
-    submit(at, "s", 300)
+    at.submit_due("s", 300)
     at.receive(drew("w", "s"))
-    assert not of_kind(pass_time(at, 1000), CutOff | Reject)
+    assert not of_kind(at.live_on(1000), CutOff | Reject)
     assert at.machine.router.next_wakeup() is None
     assert LeasesRenewed(()) not in sent_to(effects, "w")
 
@@ -130,10 +110,10 @@ def test_an_account_uses_its_turns_for_what_is_due_first_and_takes_nobody_elses(
 @pytest.mark.parametrize("how", ["finished", "withdrawn"])
 def test_the_deadline_of_what_has_ended_is_nothing_to_wake_up_for(how):
     at = gateway()
-    submit(at, "r", 1000, 1000)
+    at.submit_due("r", 1000, 1000)
     if how == "finished":
         at.receive(drew("w", "r", reason=FinishReason.STOP))
     else:
         at.handle(RequestWithdrawn("r"))
     assert at.machine.router.next_wakeup() is None
-    assert not of_kind(pass_time(at, 3000), CutOff | Reject)
+    assert not of_kind(at.live_on(3000), CutOff | Reject)

@@ -5,10 +5,9 @@ from itertools import count
 
 import pytest
 
-from tandem.cluster.gateway.machine import ConfigurationChanged
+from tandem.cluster.gateway.configuration import ConfigurationChanged
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.request import FinishReason, Request
-from tandem.facts.sampling import SamplingParameters
 from tandem.facts.slo import Slo
 from tandem.messages.router import (
     CutOff,
@@ -49,23 +48,7 @@ def submit(
     first_ms: int | None = None,
     all_ms: int | None = None,
 ) -> list:
-    asked = Request(name, tuple(range(9)), SamplingParameters(max_tokens=20))
-    first_ns = None if first_ms is None else at.now_ns + first_ms * MS
-    all_ns = None if all_ms is None else at.now_ns + all_ms * MS
-    return at.handle(
-        RequestSubmitted(
-            asked, 10.0, service_class="c", slo=slo, deadline_ns=first_ns, answer_due_ns=all_ns
-        )
-    )
-
-
-def live_on(at: GatewayUnderTest, ms: int) -> list:
-    """The worker is alive, and computes nothing."""
-    effects: list = []
-    for _ in range(ms // 100):
-        at.receive(idle_load("w"))
-        effects += at.pass_time(100 * MS)
-    return effects
+    return at.submit_due(name, first_ms, all_ms, service_class="c", slo=slo)
 
 
 def stages(at: GatewayUnderTest) -> list[str]:
@@ -81,7 +64,7 @@ def test_requests_that_a_deadline_ends_open_the_breaker(deadline_ms, stage):
     at = guarded()
     for number in range(16):
         submit(at, f"r{number}", Slo(ttft_s=1.0), deadline_ms)
-        live_on(at, 400)
+        at.live_on(400)
     assert stages(at) == [stage]
 
 
@@ -91,7 +74,7 @@ def test_answers_that_are_cut_off_late_open_it_by_their_gaps():
     for number in range(16):
         submit(at, f"r{number}", Slo(tpot_s=0.15), all_ms=400)
         at.receive(drew("w", f"r{number}"))
-        cut += len(of_kind(live_on(at, 500), CutOff))
+        cut += len(of_kind(at.live_on(500), CutOff))
     assert cut == 16
     (breaker,) = at.machine.status(at.now_ns).breakers
     assert breaker.stage == "open"
@@ -139,9 +122,9 @@ def test_every_request_that_was_let_in_is_in_the_calibration(how, counted, answe
         case "broken":
             at.receive(RequestBroken("w", "r", "no numbers"))
         case "late":
-            assert of_kind(live_on(at, 1100), Reject)
+            assert of_kind(at.live_on(1100), Reject)
         case _:
-            assert of_kind(live_on(at, 600), CutOff)
+            assert of_kind(at.live_on(600), CutOff)
     assert calibration(at) == counted
     assert at.machine.status(at.now_ns).finished_requests == answers
     assert not at.machine.router.requests
@@ -152,7 +135,7 @@ def test_who_is_refused_in_the_queue_counts_by_what_let_it_in():
     at.receive(idle_load("w"))
     submit(at, "runs", LOOSE)
     submit(at, "waits", LOOSE, 1000)
-    (rejected,) = of_kind(live_on(at, 1000), Reject)
+    (rejected,) = of_kind(at.live_on(1000), Reject)
     assert rejected.request_id == "waits"
     assert calibration(at) == (0, 1)
 
@@ -172,7 +155,7 @@ def test_only_other_promises_make_a_breaker_begin_anew(classes, stage):
     at = guarded(Classes((ServiceClass("c"),)))
     for number in range(16):
         submit(at, f"r{number}", Slo(ttft_s=1.0), 1000)
-        live_on(at, 400)
+        at.live_on(400)
     assert stages(at) == ["open"]
     config = at.machine.config
     router = replace(config.router, classes=classes)
@@ -189,7 +172,7 @@ def test_what_goes_to_workers_is_predicted_anew():
     at.receive(idle_load("w"))
     submit(at, "runs", LOOSE)
     submit(at, "waits", LOOSE)
-    live_on(at, 500)
+    at.live_on(500)
     at.receive(drew("w", "runs", reason=FinishReason.STOP))
     forecast = at.machine.router.requests["waits"].forecast
     assert forecast.waited_s == pytest.approx(0.5, abs=0.01)

@@ -3,7 +3,7 @@ there are no more."""
 
 from dataclasses import replace
 
-from tandem.cluster.gateway.machine import ConfigurationChanged
+from tandem.cluster.gateway.configuration import ConfigurationChanged
 from tandem.facts.fleet import Role
 from tandem.messages.gateway import DrainAsked
 from tandem.policy.planning.contract import Plan

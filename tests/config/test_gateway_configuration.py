@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.gateway.machine import GatewayConfig
+from tandem.cluster.gateway.configuration import GatewayConfig
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import as_served, checked
 from tandem.config.cluster.tree import override, parse

@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.configuration import GatewayConfig
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.config.options import ServeOptions
 from tandem.config.processes import GatewaySetup, PoolNodeSetup, WorkerSetup, write_setup
 from tandem.facts.blocks import CacheRoot

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.configuration import GatewayConfig
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.router.admission import RouterConfig

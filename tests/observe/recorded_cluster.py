@@ -3,7 +3,8 @@
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayConfig
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.observe.journal.pseudonyms import SessionNames, TenantNames
 from tandem.observe.journal.recorder import Recorder
 from tandem.observe.journal.records import Reconfigured, Record, decode_record

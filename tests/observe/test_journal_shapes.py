@@ -3,7 +3,8 @@ stand; nothing is simulated for that."""
 
 from dataclasses import replace
 
-from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.configuration import GatewayConfig
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.facts.fleet import Role
 from tandem.facts.request import Request

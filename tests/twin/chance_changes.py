@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig
+from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayConfig
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.rate_limits import RateLimits

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from tandem.cluster.gateway.machine import GatewayConfig
+from tandem.cluster.gateway.configuration import GatewayConfig
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.node.fetches import is_prefetch
 from tandem.facts.fleet import PlanningMode, Role, Tier

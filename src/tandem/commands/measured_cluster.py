@@ -123,13 +123,15 @@ def running(text: str, folder: Path) -> Iterator[MeasuredCluster]:
         start_new_session=True,
     )
     try:
-        yield MeasuredCluster(_url(process), StateDirectory(state))
+        yield MeasuredCluster(served_url(process), StateDirectory(state))
     finally:
         _stop(process)
         signal.signal(signal.SIGTERM, before)
 
 
-def _url(process: "subprocess.Popen[bytes]") -> str:
+def served_url(process: "subprocess.Popen[bytes]") -> str:
+    """Where `tandem` serves that was started as this process, without the /v1, once it does. Raises
+    `ClusterFailed` with the last that it printed."""
     said = []
     assert process.stdout is not None
     for line in process.stdout:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tandem.cluster.gateway.machine import GatewayConfig
+from tandem.cluster.gateway.configuration import GatewayConfig
 from tandem.config.cluster.file import Cluster
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.policies import (

@@ -4,7 +4,8 @@ event queue, a network and a cost model."""
 from dataclasses import replace
 from typing import Protocol
 
-from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.configuration import GatewayConfig
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.prefix_cache.index import ComputedHashes
 from tandem.cluster.shared_pool.machine import PoolNodeMachine

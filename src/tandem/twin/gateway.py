@@ -4,8 +4,9 @@ bookkeeping."""
 from collections.abc import Sequence
 from typing import Protocol
 
+from tandem.cluster.gateway.configuration import GatewayInput
 from tandem.cluster.gateway.driver import GatewayPorts, perform
-from tandem.cluster.gateway.machine import GatewayInput, GatewayMachine
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.gateway.routing import ARRIVALS, Arrival
 from tandem.cost.worker import ServingCost
 from tandem.facts.fleet import Role

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from tandem.cluster.gateway.machine import GatewayConfig
+from tandem.cluster.gateway.configuration import GatewayConfig
 from tandem.cluster.gateway.pauses import PauseConfig
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.gateway.planner import PlanningConfig

@@ -5,13 +5,14 @@ No sockets and no clock. Every request belongs to the router machine inside; her
 need not see: processes, heartbeats, leases, blocks and operators.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from msgspec import structs
 
 from tandem.cluster.audit import first_broken_law, invariant
 from tandem.cluster.gateway.autoscaling import Autoscaling
+from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayConfig, GatewayInput
 from tandem.cluster.gateway.housekeeping import Heartbeats, check_drains, renewals
 from tandem.cluster.gateway.measured_costs import MeasuredCosts
 from tandem.cluster.gateway.members import (
@@ -22,18 +23,14 @@ from tandem.cluster.gateway.members import (
     worker_status,
 )
 from tandem.cluster.gateway.operations import Audits, Drains, OpenAudit
-from tandem.cluster.gateway.pauses import PauseConfig, Pauses
+from tandem.cluster.gateway.pauses import Pauses
 from tandem.cluster.gateway.planned_fleet import PlannedFleet
 from tandem.cluster.gateway.planner import PlanningConfig
 from tandem.cluster.gateway.rate_limits import CallLimits
 from tandem.cluster.gateway.routing import Routing
 from tandem.cluster.gateway.shared_pool import SharedPool
 from tandem.cluster.gateway.sharing import Sharing
-from tandem.cluster.router.admission import RouterConfig
-from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
-from tandem.facts.kv import BlockFormat
-from tandem.facts.rate_limits import LimitTerms
 from tandem.facts.request import session_key
 from tandem.messages.cluster import (
     Audit,
@@ -43,7 +40,6 @@ from tandem.messages.cluster import (
     PeerLost,
     Register,
     RegisterAgain,
-    Registered,
     RegisterPoolNode,
     RegistrationRefused,
     RoleStateReported,
@@ -57,7 +53,6 @@ from tandem.messages.gateway import (
     DrainAsked,
     Fence,
     GatewayEffect,
-    GatewayEvent,
     MessageFromWorker,
     OperationEnded,
     PeerGone,
@@ -75,7 +70,6 @@ from tandem.messages.router import (
     WorkerJoined,
 )
 from tandem.messages.sharing import UseShared
-from tandem.policy.learning import DEFAULT_LEARNING, Learning
 
 Effects = list[GatewayEffect]
 
@@ -83,47 +77,6 @@ Effects = list[GatewayEffect]
 # that would make it give the gateway up.
 RENEWALS = 6
 BEATS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayConfig:
-    """`capacity_of` prices a worker when it joins; `router.capacities` is not used. Every worker is
-    sent `terms`, whose `silence_ns` holds for workers too. Only workers of this `model` and
-    `revision` are let in, and only processes of the shared pool that keep blocks of `block_format`
-    (None: there is no shared pool). It plans how many workers there are if it has `planning`: of
-    several gateways one. `limits` are the rate limits of accounts, and how many gateways there are,
-    which share what each of them gives out. `learning` is how prices follow what is measured
-    (None: only those of tiers do). It follows the pauses of sessions if it has `pauses`.
-    `configuration` numbers what operators have applied, from 0."""
-
-    gateway: str
-    router: RouterConfig
-    capacity_of: Callable[[Register], Capacity]
-    terms: Registered
-    model: str
-    revision: str
-    block_format: BlockFormat | None = None
-    planning: PlanningConfig | None = None
-    limits: LimitTerms = field(default_factory=LimitTerms)
-    learning: Learning | None = DEFAULT_LEARNING
-    pauses: PauseConfig | None = None
-    configuration: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigurationChanged:
-    """An operator's new configuration: the machine decides by `config` from this instant on, as if
-    it had been made with it, but for what it remembers. Policies whose choice is as before are the
-    very objects of the old one. `cluster` is the cluster file as a journal keeps it, with the
-    `files` that it names (empty: nobody records)."""
-
-    config: GatewayConfig
-    cluster: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
-
-
-# What a gateway machine is handed.
-GatewayInput = GatewayEvent | ConfigurationChanged
 
 
 class GatewayMachine:

@@ -5,7 +5,8 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayMachine
+from tandem.cluster.gateway.configuration import ConfigurationChanged
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.gateway.members import Members
 from tandem.facts.errors import (
     EngineFailed,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event, Lock
 
-from tandem.cluster.gateway.machine import GatewayInput
+from tandem.cluster.gateway.configuration import GatewayInput
 from tandem.kv.threads import SupervisedThread
 from tandem.messages.gateway import GatewayEffect
 from tandem.observe.journal.files import JournalFiles

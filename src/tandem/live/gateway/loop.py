@@ -5,8 +5,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tandem.cluster.gateway.configuration import GatewayInput
 from tandem.cluster.gateway.driver import GatewayPorts, perform
-from tandem.cluster.gateway.machine import GatewayInput, GatewayMachine
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.facts.request import FinishReason
 from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.driver import Driver, EventInbox

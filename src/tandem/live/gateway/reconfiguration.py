@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.cluster.gateway.machine import ConfigurationChanged
+from tandem.cluster.gateway.configuration import ConfigurationChanged
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.live.channels.gateway_channel import ChannelNews, MessageFromOperator
 from tandem.live.gateway.gateway import Gateway, GatewayTerms

@@ -16,7 +16,8 @@ from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.api.key_ring import KeyRing
 from tandem.api.response_cache import ResponseCache
-from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayConfig
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.config.api_options import (
     api_config,
     cached_tenants,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tandem
 from tandem.api.clock_and_entropy import fresh_id
-from tandem.cluster.gateway.machine import GatewayConfig, GatewayMachine
+from tandem.cluster.gateway.configuration import GatewayConfig
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.config.cluster.file import read_cluster
 from tandem.config.cluster.live import as_served
 from tandem.config.cluster.requests import JournalConfig

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from tandem.cluster.gateway.machine import ConfigurationChanged, GatewayInput
+from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayInput
 from tandem.cluster.router.prefix_cache.index import ComputedHashes, TokenIds
 from tandem.facts.blocks import CacheRoot, Chain
 from tandem.facts.request import Request

@@ -9,12 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from tandem.cluster.gateway.machine import (
-    ConfigurationChanged,
-    GatewayConfig,
-    GatewayInput,
-    GatewayMachine,
-)
+from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayConfig, GatewayInput
+from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.router.prefix_cache.index import TokenIds
 from tandem.facts.blocks import HASH_BYTES, CacheRoot, Chain
 from tandem.facts.errors import TandemError
