@@ -96,6 +96,8 @@ def test_a_bad_grid_is_refused_in_one_line(tmp_path):
     assert "chunks is '16,few'; expected whole numbers from 2 on" in result.output
     result = run("--out", str(tmp_path / "no" / "profile.json"))
     assert "there is no directory" in result.output
+    result = run("--out", out, "--cascade-model", "tandem-mini-draft")
+    assert "models are calibrated one by one" in result.output
     result = run(
         "--out",
         out,

@@ -85,6 +85,7 @@ pools:
         ("serve: {port: eighty}", "line 6: port: expected int, got str"),
         ("serve: {log-level: loud}", "line 6: log_level: invalid enum value 'loud'"),
         ("serve: {block-size: 32}", "line 6: serve: block_size does not stand here; write it at"),
+        ("serve: {cascade-model: m}", "line 6: serve: cascade_model does not stand here; only a"),
         ("serve: {seed: 1, seed: 2}", "line 6: seed stands there twice"),
         ("serve: [port]", "line 6: serve: expected keys and values"),
         ("transport: {connectors: [shm, tpc]}", "unknown connector tpc; did you mean tcp?"),

@@ -1,5 +1,6 @@
 """From wishes to numbers: every size fits the machine, or one line says what to change."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tandem.config.environment import MachineFacts
 from tandem.config.memory import ModelFacts
 from tandem.config.options import read_options
-from tandem.config.resolve import machine_facts, resolve
+from tandem.config.resolve import machine_facts, memory_shares, resolve
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.facts.units import GIB
@@ -97,3 +98,43 @@ def test_this_machine_can_be_read():
     facts = machine_facts()
     assert facts.cores >= 1
     assert facts.free_memory_bytes > 0
+
+
+@pytest.mark.parametrize("flags", [{}, {"kv_cache_memory": "3GiB"}, {"device": "cuda"}])
+def test_two_models_in_a_process_divide_its_memory(flags):
+    options = read_options(None, {**flags, "max_num_seqs": 256})
+    machine = WORKSTATION if flags.get("device") else LAPTOP
+    smaller = replace(SPEC, layers=4, attention=AttentionSpec(32, 8, 64, 0.125, (None,) * 4))
+    models = [(options, MODEL), (options, ModelFacts(smaller))]
+    shares = memory_shares(models, machine)
+    plans = [
+        resolve(options, model, machine, share=share)
+        for (_, model), share in zip(models, shares, strict=True)
+    ]
+    alone = resolve(options, MODEL, machine)
+    assert sum(share.kv for share in shares) == pytest.approx(1)
+    # Room for equally many tokens, and together no more than one of them would have.
+    assert abs(plans[0].worker.block_count - plans[1].worker.block_count) <= 1
+    assert sum(plan.kv_bytes for plan in plans) <= alone.kv_bytes
+    assert shares[0].other_bytes > smaller.parameters * 2
+
+
+def test_two_models_that_do_not_fit_together_are_refused_with_the_figures():
+    options = read_options(None, {"kv_cache_memory": "8GiB"})
+    machine = replace(LAPTOP, free_memory_bytes=13 * GIB)
+    resolve(options, MODEL, machine)
+    share, _ = memory_shares([(options, MODEL), (options, MODEL)], machine)
+    with pytest.raises(InvalidConfiguration, match="other memory"):
+        resolve(options, MODEL, machine, share=share)
+
+
+def test_the_memory_that_would_hold_a_context_is_that_of_both_models():
+    options = read_options(None, {"kv_cache_memory": "64MiB"})
+    machine = replace(LAPTOP, free_memory_bytes=64 * GIB)
+    share, _ = memory_shares([(options, MODEL), (options, MODEL)], machine)
+    (cut,) = resolve(options, MODEL, machine, share=share).cuts
+    wanted = re.search(r"kv-cache-memory (\S+) would hold all", cut)[1]
+    options = read_options(None, {"kv_cache_memory": wanted})
+    assert not [
+        cut for cut in resolve(options, MODEL, machine, share=share).cuts if "context" in cut
+    ]

@@ -40,9 +40,10 @@ class LineSink(Protocol):
 class AccessLine(msgspec.Struct, frozen=True, kw_only=True, rename={"service_class": "class"}):
     """A line. `time` is when the call arrived; `key` tells its API key from others, and is no part
     of it. `cached`: all of the answer came out of the response cache. `code` says why a call was
-    refused, or ended early; `reason` says it in words for a 429. Seconds are those of the API
-    server: `ttft_s` up to the first token, `tpot_s` the mean of each later one of an answer (of a
-    gang: of a sample), `total_s` up to the last byte. What is not known is null."""
+    refused, or ended early; `reason` says it in words for a 429. `cascade` says which model of a
+    cascade answered. Seconds are those of the API server: `ttft_s` up to the first token, `tpot_s`
+    the mean of each later one of an answer (of a gang: of a sample), `total_s` up to the last byte.
+    What is not known is null."""
 
     time: str
     request_id: str
@@ -66,6 +67,7 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True, rename={"service_cla
     total_s: float
     finish_reasons: tuple[Finish, ...] = ()
     workers: tuple[str, ...] = ()
+    cascade: str | None = None
 
 
 @dataclass(slots=True)
@@ -183,6 +185,7 @@ class CallRecord:
             tpot_s=None if tpot_s is None else _rounded(tpot_s),
             finish_reasons=answer.finish_reasons,
             workers=tuple(answer.served_by.workers),
+            cascade=answer.degradation.cascade or None,
         )
 
 

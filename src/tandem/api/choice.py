@@ -12,6 +12,7 @@ from msgspec import UNSET
 from tandem.api.degradation import Degradation
 from tandem.api.responses import Finish, PromptTokensDetails, Usage
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
+from tandem.facts.serving import EndFinder
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.model import TextModel
 from tandem.text.stop import StopMatcher
@@ -80,6 +81,7 @@ class ChoiceReader:
 
     def __init__(self, choice: int, text: TextModel, presentation: Presentation) -> None:
         self.choice = choice
+        self._text = text
         self._presentation = presentation
         self._detokenizer = text.detokenizer(
             skip_special_tokens=presentation.skip_special_tokens,
@@ -92,6 +94,16 @@ class ChoiceReader:
         # Whom the answer has called so far: a few of them, by the start of their names.
         self.called_tools: tuple[str, ...] = ()
         self._held_chars = 0
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether a stop string may end the answer."""
+        return bool(self._presentation.stops.strings)
+
+    def end_finder(self) -> EndFinder:
+        """Finds the token at which this reader would find a stop string in another answer."""
+        other = ChoiceReader(self.choice, self._text, self._presentation)
+        return lambda token: other.delta_of(TokenOutput((token,))).finish_reason is not None
 
     def delta_of(self, output: TokenOutput) -> ChoiceDelta:
         """The next delta, empty while text is held back."""
@@ -197,4 +209,5 @@ class UsageMeter:
             total_tokens=self._prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(least.values())),
             degraded=self._degradation.text or UNSET,
+            cascade=self._degradation.cascade or UNSET,
         )

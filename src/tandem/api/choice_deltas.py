@@ -7,6 +7,7 @@ Closing a stream is what frees its blocks in the engine, so it happens on every 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeVar
 
 from tandem.api.choice import ChoiceDelta, ChoiceReader
@@ -27,11 +28,14 @@ async def choice_deltas(
     """Generates one choice: the request of `lookup` goes to the engine here, unless its answer was
     found, and its tokens come back. The last delta has a finish reason; there is none of a choice
     that is left out, which the `degradation` of the call then has. Raises `TandemError`."""
+    asking = replace(caller, end_finder=reader.end_finder) if reader.has_stops else caller
     try:
-        async with aclosing(lookup.outputs(caller)) as outputs:
+        async with aclosing(lookup.outputs(asking)) as outputs:
             async for output in outputs:
                 if output.degraded:
                     degradation.cut(output.degraded)
+                if output.cascade is not None:
+                    degradation.answered_by(reader.choice, output.cascade.model)
                 delta = reader.delta_of(output)
                 lookup.add(output)
                 if delta.finish_reason is not None:

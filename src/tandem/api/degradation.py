@@ -1,7 +1,10 @@
-"""Degradation of a call: what the cluster cut of it so that it could be admitted, as its client is
-told in a header and beside the usage."""
+"""Degradation of a call: what the cluster cut of it so that it could be admitted, and which model
+of a cascade answered it, as its client is told in headers and beside the usage."""
+
+from collections import Counter
 
 DEGRADED_HEADER = "X-Tandem-Degraded"
+CASCADE_HEADER = "X-Tandem-Cascade"
 
 
 class Degradation:
@@ -12,6 +15,7 @@ class Degradation:
         self._choices = choices
         self._cut: dict[str, None] = {}
         self.left_out: set[int] = set()
+        self._answered: dict[int, str] = {}
 
     @property
     def text(self) -> str:
@@ -19,10 +23,23 @@ class Degradation:
         answered = self._choices - len(self.left_out)
         return ", ".join([*([f"n={answered}"] if self.left_out else []), *self._cut])
 
+    @property
+    def cascade(self) -> str:
+        """As "small", or "large=1, small=3" of several answers; empty without a cascade."""
+        counts = sorted(Counter(self._answered.values()).items())
+        if len(self._answered) == 1:
+            return counts[0][0]
+        return ", ".join(f"{model}={count}" for model, count in counts)
+
     def headers(self) -> dict[str, str]:
         """For the head of the answer, as far as it is known by then."""
-        return {DEGRADED_HEADER: self.text} if self.text else {}
+        said = {DEGRADED_HEADER: self.text, CASCADE_HEADER: self.cascade}
+        return {name: text for name, text in said.items() if text}
 
     def cut(self, degraded: str) -> None:
         """One of the choices is cut so, as "max_tokens=256"."""
         self._cut[degraded] = None
+
+    def answered_by(self, choice: int, model: str) -> None:
+        """The choice has tokens of this model of a cascade, `small` or `large`."""
+        self._answered[choice] = model

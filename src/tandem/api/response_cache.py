@@ -20,7 +20,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from tandem.api.choice import Endings
 from tandem.api.config import ResponseCacheConfig
-from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
+from tandem.facts.request import (
+    CascadeAnswer,
+    FinishReason,
+    Request,
+    TokenLogprobs,
+    TokenOutput,
+)
 from tandem.facts.serving import Caller, Generator
 
 CACHE_HEADER = "X-Tandem-Response-Cache"
@@ -45,6 +51,7 @@ class CachedResponse:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
     stopped_by_token: bool
+    cascade: CascadeAnswer | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -63,6 +70,7 @@ class CachedResponse:
                 finish_reason=self.finish_reason if is_last else None,
                 stopped_by_token=self.stopped_by_token and is_last,
                 cached_tokens=cached_tokens,
+                cascade=self.cascade,
             )
 
 
@@ -183,9 +191,10 @@ class ResponseLookup:
         if not self._records:
             return
         self._recorded_bytes += _values_bytes(len(output.tokens), output.logprobs)
-        # Something else than the request asked for, or more than may be kept.
+        # Something else than the request asked for or would get again, or more than may be kept.
         cut = bool(output.degraded) or output.finish_reason is FinishReason.DEADLINE
-        if cut or not self._use.cache.may_keep(self._recorded_bytes):
+        by_chance = output.cascade is not None and not output.cascade.repeatable
+        if cut or by_chance or not self._use.cache.may_keep(self._recorded_bytes):
             self._records = False
             self._tokens, self._logprobs = array("I"), []
             return
@@ -199,7 +208,11 @@ class ResponseLookup:
             return
         if self._key is not None and last.finish_reason is not FinishReason.ABORT:
             response = CachedResponse(
-                self._tokens, tuple(self._logprobs), last.finish_reason, last.stopped_by_token
+                self._tokens,
+                tuple(self._logprobs),
+                last.finish_reason,
+                last.stopped_by_token,
+                last.cascade,
             )
             self._use.cache.keep(self._key, response)
 

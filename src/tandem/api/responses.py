@@ -28,6 +28,7 @@ class Usage(Struct, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     degraded: str | UnsetType = UNSET
+    cascade: str | UnsetType = UNSET
 
 
 class ScalingSamples(Struct, kw_only=True):

@@ -61,6 +61,10 @@ def calibrate_command(
     server and in the simulator, and their difference is printed. Takes a minute or two.
     """
     options = read_options(config, given)
+    if options.cascade_model:
+        raise InvalidConfiguration(
+            "cascade-model: models are calibrated one by one; leave it out, and name each as MODEL"
+        )
     calibration = part("calibration")
     grid = calibration.Grid(
         _counts("chunks", wanted.chunks, 2),

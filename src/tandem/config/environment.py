@@ -13,6 +13,7 @@ from tandem.facts.errors import InvalidConfiguration
 # What comes with Tandem: models, example clusters, datasheets of devices.
 BUNDLED = Path(tandem.__file__).parent / "bundled"
 BUNDLED_MODEL = BUNDLED / "tandem-mini"
+BUNDLED_DRAFT = BUNDLED / "tandem-mini-draft"
 # As version 1 of control groups writes it.
 _NO_LIMIT = (1 << 63) - 1
 

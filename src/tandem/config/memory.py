@@ -142,9 +142,15 @@ class KvSizes:
     cuts: tuple[str, ...] = ()
 
 
-def kv_sizes(options: ServeOptions, spec: ModelSpec, block_bytes: int, pool_bytes: int) -> KvSizes:
-    """Of a pool that may take `pool_bytes`. Raises `InvalidConfiguration` with the option at fault
-    and the remedy."""
+def kv_sizes(
+    options: ServeOptions,
+    spec: ModelSpec,
+    block_bytes: int,
+    pool_bytes: int,
+    share: float = 1.0,
+) -> KvSizes:
+    """Of a pool that may take `pool_bytes`, which are this share of kv-cache-memory. Raises
+    `InvalidConfiguration` with the option at fault and the remedy."""
     wanted_tokens = options.max_model_len or spec.context_tokens
     if wanted_tokens < 2:
         raise InvalidConfiguration("max-model-len must hold a prompt and an answer: at least 2")
@@ -153,10 +159,11 @@ def kv_sizes(options: ServeOptions, spec: ModelSpec, block_bytes: int, pool_byte
             f"max-model-len {wanted_tokens} is beyond the model's {spec.context_tokens} positions"
         )
     blocks = pool_bytes // block_bytes
-    context_tokens = _context_tokens(options, wanted_tokens, blocks, block_bytes)
+    # What kv-cache-memory would have to be.
+    needed_mib = -(-wanted_tokens // options.block_size) * block_bytes / share / MIB
+    context_tokens = _context_tokens(options, wanted_tokens, blocks, needed_mib)
     cuts = []
     if context_tokens < wanted_tokens:
-        needed_mib = -(-wanted_tokens // options.block_size) * block_bytes / MIB
         cuts.append(
             f"context cut to {context_tokens} of {wanted_tokens} tokens: a KV cache of "
             f"{size_text(pool_bytes)} holds no more; kv-cache-memory {needed_mib:.0f}MiB would "
@@ -174,14 +181,13 @@ def kv_sizes(options: ServeOptions, spec: ModelSpec, block_bytes: int, pool_byte
 
 
 def _context_tokens(
-    options: ServeOptions, wanted_tokens: int, pool_blocks: int, block_bytes: int
+    options: ServeOptions, wanted_tokens: int, pool_blocks: int, needed_mib: float
 ) -> int:
     """The longest sequence that fits. An explicit wish that does not fit is an error; the model's
     own maximum is only an upper bound."""
     fitting_tokens = pool_blocks * options.block_size
     if fitting_tokens >= wanted_tokens:
         return wanted_tokens
-    needed_mib = -(-wanted_tokens // options.block_size) * block_bytes / MIB
     remedy = f"raise --kv-cache-memory above {needed_mib:.0f}MiB or lower --max-model-len"
     if options.max_model_len:
         raise InvalidConfiguration(

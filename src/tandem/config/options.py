@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.units import BYTES
+from tandem.policy.cascade import DEFAULT_FLOOR, DEFAULT_WINDOW_TOKENS
 
 # A size without a unit is in bytes; beyond so many somebody mistyped.
 _MEMORY = replace(BYTES, bare="B")
@@ -99,6 +100,23 @@ class ServeOptions(
     enable_prefix_caching: Annotated[
         bool, _doc("Reuse the KV of prompts that begin alike.", "Switches")
     ] = True
+
+    cascade_model: Annotated[
+        str,
+        _doc("Smaller model, which tries each request first: a directory or a name.", "Cascade"),
+    ] = ""
+    cascade_floor: Annotated[
+        float,
+        _doc(
+            "Its answer counts where the mean probability of its tokens is nowhere lower.",
+            "Cascade",
+            ge=0,
+            le=1,
+        ),
+    ] = DEFAULT_FLOOR
+    cascade_window: Annotated[
+        int, _doc("Tokens in a row over which that mean is taken.", "Cascade", ge=1, le=1024)
+    ] = DEFAULT_WINDOW_TOKENS
 
     host: Annotated[str, _of_gateways("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, _of_gateways("Port to listen on; 0: any free one.", ge=0, le=65535)] = 8000

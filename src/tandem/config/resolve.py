@@ -65,6 +65,39 @@ class ServerPlan:
         return self.layout.block_bytes * self.worker.block_count
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """What one of several models in a process has of the process's memory: this fraction of what is
+    for KV, and none of the `other_bytes` that the other models take for all but KV."""
+
+    kv: float = 1.0
+    other_bytes: int = 0
+
+
+ALL_MEMORY = MemoryShare()
+
+
+def memory_shares(
+    models: Sequence[tuple[ServeOptions, ModelFacts]], machine: MachineFacts
+) -> tuple[MemoryShare, ...]:
+    """The shares of models in one process, by which the KV caches of all hold equally many tokens.
+    Raises `InvalidConfiguration`."""
+    block_bytes, beside_kv_bytes = [], []
+    for options, model in models:
+        device, spec = _device(options, machine), model.spec
+        storage = cast(Storage, storage_of(options, spec, is_cpu=device.type == "cpu"))
+        layout = layout_of(spec, options, is_cpu=device.type == "cpu")
+        longest_tokens = options.max_model_len or spec.context_tokens
+        need = _need(options, model, device, storage, (WHOLE,))
+        need = replace(need, working=working_bytes(options, spec, longest_tokens))
+        block_bytes.append(layout.block_bytes)
+        beside_kv_bytes.append(need.without_kv)
+    return tuple(
+        MemoryShare(block / sum(block_bytes), sum(beside_kv_bytes) - own)
+        for block, own in zip(block_bytes, beside_kv_bytes, strict=True)
+    )
+
+
 def resolve(
     options: ServeOptions,
     model: ModelFacts,
@@ -72,10 +105,12 @@ def resolve(
     ranks: Sequence[Place] = (WHOLE,),
     *,
     host_tier_bytes: int = 0,
+    share: MemoryShare = ALL_MEMORY,
 ) -> ServerPlan:
     """`ranks` are those that have yet to take memory here; none where somebody else has looked
-    whether they fit. Beside them `host_tier_bytes` of KV blocks lie in the host's memory. Raises
-    `InvalidConfiguration` with the option at fault and the remedy."""
+    whether they fit. Beside them `host_tier_bytes` of KV blocks lie in the host's memory; `share`
+    is what other models in this process leave. Raises `InvalidConfiguration` with the option at
+    fault and the remedy."""
     spec = model.spec
     if options.max_num_batched_tokens < options.max_num_seqs:
         raise InvalidConfiguration(
@@ -85,7 +120,7 @@ def resolve(
     device = _device(options, machine)
     storage = cast(Storage, storage_of(options, spec, is_cpu=device.type == "cpu"))
     layout = layout_of(spec, options, is_cpu=device.type == "cpu")
-    need = _need(options, model, device, storage, ranks)
+    need = replace(_need(options, model, device, storage, ranks), other=share.other_bytes)
     free_bytes = _free_bytes(options, device, machine)
     what = f"{spec.parameters / 1e6:,.0f}M parameters in {storage}"
     # Before the KV cache is looked at: it is not to blame for a model that does not fit.
@@ -93,14 +128,16 @@ def resolve(
         raise InvalidConfiguration(problem)
     on_cpu = device.type == "cpu"
     _check_tier(host_tier_bytes, need.without_kv if on_cpu else 0, machine)
-    need = replace(need, other=host_tier_bytes if on_cpu else 0)
+    need = replace(need, other=need.other + (host_tier_bytes if on_cpu else 0))
     longest_tokens = options.max_model_len or spec.context_tokens
     longest = replace(need, working=working_bytes(options, spec, longest_tokens) * len(ranks))
-    pool_bytes = _pool_bytes(options, longest, device, free_bytes)
-    sizes = kv_sizes(options, spec, layout.block_bytes, pool_bytes)
+    pool_bytes = int(share.kv * _pool_bytes(options, longest, device, free_bytes))
+    sizes = kv_sizes(options, spec, layout.block_bytes, pool_bytes, share.kv)
     context_tokens = sizes.context_tokens
     working = working_bytes(options, spec, context_tokens) * len(ranks)
-    need = replace(need, kv=sizes.blocks * layout.block_bytes * bool(ranks), working=working)
+    # The KV of other models grows with this one's.
+    kv_bytes = int(sizes.blocks * layout.block_bytes / share.kv)
+    need = replace(need, kv=kv_bytes * bool(ranks), working=working)
     if problem := refused_memory(need, free_bytes, what=what):
         raise InvalidConfiguration(problem)
     worker = WorkerConfig(

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -98,6 +98,15 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class CascadeAnswer:
+    """Which model of a cascade answered. `repeatable`: the request alone decided that, not the
+    server's load or a failure, so that the same model would answer it again."""
+
+    model: Literal["small", "large"]
+    repeatable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOutput:
     """What one sequence got since the last output.
 
@@ -105,7 +114,7 @@ class TokenOutput:
     sequence (end-of-sequence or stop token) is the last of `tokens`, with `stopped_by_token` set:
     it counts as generated but is not part of the text. `cached_tokens` counts the prompt tokens
     whose KV was found in the prefix cache. `degraded` says what of the request was cut so that it
-    could be admitted, as "max_tokens=256".
+    could be admitted, as "max_tokens=256". `cascade` is None where one model answers everything.
     """
 
     tokens: tuple[int, ...]
@@ -114,3 +123,4 @@ class TokenOutput:
     stopped_by_token: bool = False
     cached_tokens: int = 0
     degraded: str = ""
+    cascade: CascadeAnswer | None = None

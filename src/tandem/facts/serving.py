@@ -3,7 +3,7 @@
 on its way to an engine, and its tokens on their way back.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,10 @@ class ServedBy:
     workers: dict[str, None] = field(default_factory=dict)
 
 
+# Given the tokens of one answer one by one: whether this one completes a stop string.
+EndFinder = Callable[[int], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks. `tenant` is whose API key it is, empty where keys name nobody; `key` tells the key
@@ -43,7 +47,8 @@ class Caller:
     about `pause_s` (None: not said). It expects an answer of so many tokens (None: not said). The
     whole answer is wanted within `deadline_s` (0: no deadline). `call_id` is what the answer's
     `X-Request-Id` says. `call` is the size of a call of which the request is one of several;
-    `served_by` is filled in where somebody wants to know."""
+    `served_by` is filled in where somebody wants to know. `end_finder` makes an
+    `EndFinder` for the answer where stop strings may end it (None: there are none)."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -56,6 +61,7 @@ class Caller:
     call_id: str = ""
     call: CallSize | None = None
     served_by: ServedBy | None = None
+    end_finder: Callable[[], EndFinder] | None = None
 
     @property
     def account(self) -> str:

@@ -73,3 +73,18 @@ class ModelRegistry:
     def exposition(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self._registry)
+
+
+def joined_expositions(*expositions: bytes) -> bytes:
+    """Several texts as one, in which each metric has its head once and the samples of all."""
+    metrics: dict[bytes, list[bytes]] = {}
+    for exposition in expositions:
+        lines, is_new = metrics.setdefault(b"", []), True
+        for line in exposition.splitlines(keepends=True):
+            if line.startswith(b"# HELP "):
+                name = line.split(b" ", 3)[2]
+                is_new = name not in metrics
+                lines = metrics.setdefault(name, [])
+            if is_new or not line.startswith(b"#"):
+                lines.append(line)
+    return b"".join(line for lines in metrics.values() for line in lines)

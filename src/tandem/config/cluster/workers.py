@@ -42,6 +42,10 @@ _ELSEWHERE = {
     "device": "write the pool's device",
     "block_size": "write it at the top of the file or at the pool",
     "max_model_len": "write it at the top of the file",
+    **dict.fromkeys(
+        ("cascade_model", "cascade_floor", "cascade_window"),
+        "only a server of one process has a model cascade",
+    ),
 }
 _FOR_ALL = ("revision", "served_model_name", "load_format", "seed")
 _OF_GATEWAYS = tuple(name.replace("-", "_") for name in OF_GATEWAYS)

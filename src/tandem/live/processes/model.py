@@ -6,10 +6,15 @@ from pathlib import Path
 
 import torch
 
-from tandem.config.environment import BUNDLED_MODEL, MachineFacts, cache_directory
+from tandem.config.environment import (
+    BUNDLED_DRAFT,
+    BUNDLED_MODEL,
+    MachineFacts,
+    cache_directory,
+)
 from tandem.config.memory import model_facts
 from tandem.config.options import ServeOptions
-from tandem.config.resolve import ServerPlan, machine_facts, resolve
+from tandem.config.resolve import ALL_MEMORY, MemoryShare, ServerPlan, machine_facts, resolve
 from tandem.facts.model import ModelSpec
 from tandem.kernels.arithmetic import arithmetic_of
 from tandem.kernels.collectives.contract import ALONE, Collectives
@@ -43,21 +48,33 @@ class PlannedModel:
         return _compute(self.plan)
 
 
+def model_directory(model: str | None, revision: str) -> Path:
+    """Where the model of `tandem serve` lies: None is the bundled one, which has a name as its
+    draft has. Raises `InvalidConfiguration`."""
+    if model is None:
+        return BUNDLED_MODEL
+    bundled = {each.name: each for each in (BUNDLED_MODEL, BUNDLED_DRAFT)}
+    if model in bundled and not Path(model).is_dir():
+        return bundled[model]
+    return find_model(model, revision)
+
+
 def plan_model(
     model: str | None,
     options: ServeOptions,
     ranks: Sequence[Place] = (WHOLE,),
     *,
     host_tier_bytes: int = 0,
+    share: MemoryShare = ALL_MEMORY,
 ) -> PlannedModel:
-    """`model` as `tandem serve` takes it; `ranks` and `host_tier_bytes` as `resolve` takes them.
-    Raises `InvalidConfiguration`."""
+    """`model` as `tandem serve` takes it; `ranks`, `host_tier_bytes` and `share` as `resolve` takes
+    them. Raises `InvalidConfiguration`."""
     machine = machine_facts()
-    directory = BUNDLED_MODEL if model is None else find_model(model, options.revision)
+    directory = model_directory(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
     facts = model_facts(directory, options.load_format)
     spec = facts.spec
-    plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes)
+    plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes, share=share)
     weights = _weights(directory, options, plan.threads)
     kernels, reason = choose_kernels(plan.device, _compute(plan), options.native_kernels)
     plan = plan.of_model(

@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
@@ -13,15 +12,21 @@ from tandem.cluster.worker.machine import WorkerMachine
 from tandem.config.api_options import api_config
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.options import ServeOptions
-from tandem.config.resolve import ServerPlan
 from tandem.engine.engine import Engine
 from tandem.facts.serving import ModelCard
-from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY
+from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
 from tandem.kv.store import KvStore
 from tandem.live.access_log import AccessLogWriter, access_log
+from tandem.live.cascade import Cascade, LocalGenerator
 from tandem.live.clock import wall_clock_s
 from tandem.live.http_server import HttpServer, http_server_over, listen
 from tandem.live.local_worker import LocalWorker
+from tandem.live.processes.cascade import (
+    ServedModel,
+    check_same_tokens,
+    confidence_floor,
+    plan_cascade,
+)
 from tandem.live.processes.model import load_model, plan_model
 from tandem.text.model import TextModel
 
@@ -31,48 +36,77 @@ class Server:
     """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen. Calls go to
     the `log`, if there is one."""
 
-    worker: LocalWorker
+    worker: LocalGenerator
     text: TextModel
-    plan: ServerPlan
     api: ApiConfig
     notes: tuple[str, ...]
     log: AccessLogWriter | None = None
 
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
-    """Load a model and build a server around it. Raises `InvalidConfiguration`."""
+    """Load a model, or the two of a cascade, and build a server around it. Raises
+    `InvalidConfiguration`."""
     # A file that cannot be written is said before a model is loaded.
     log = access_log(options.access_log)
-    planned = plan_model(model, options)
-    plan = planned.plan
+    floor = confidence_floor(options)
+    large, small = _planned(model, options) if floor is None else plan_cascade(model, options)
+    text = _text_of(large)
+    if small is not None:
+        check_same_tokens(large, text, small, _text_of(small))
+    priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
+    worker: LocalGenerator = _load(large, text, priorities)
+    notes = _notes(large)
+    if floor is not None and small is not None:
+        worker = Cascade(_load(small, text, priorities), worker, floor)
+        said = f"cascade: {small.served_names[0]} answers where it is sure ({floor})"
+        notes = (*notes, said, *_notes(small))
+    api = api_config(options, large.planned.machine.api_keys)
+    return Server(worker, text, api, notes, log)
+
+
+def _planned(model: str | None, options: ServeOptions) -> tuple[ServedModel, None]:
+    """The only model."""
+    return ServedModel(plan_model(model, options), options), None
+
+
+def _text_of(model: ServedModel) -> TextModel:
     # A dummy model may be a config.json alone; then it has the bundled model's tokens.
-    dummy = options.load_format == "dummy"
-    has_tokens = not dummy or (planned.directory / "tokenizer.json").exists()
-    text = TextModel.load(planned.directory if has_tokens else BUNDLED_MODEL)
-    decoder = load_model(planned, options, plan.threads)
+    directory = model.planned.directory
+    dummy = model.options.load_format == "dummy"
+    has_tokens = not dummy or (directory / "tokenizer.json").exists()
+    return TextModel.load(directory if has_tokens else BUNDLED_MODEL)
+
+
+def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> LocalWorker:
+    """Its weights are in memory from now on."""
+    planned, plan = model.planned, model.planned.plan
+    decoder = load_model(planned, model.options, plan.threads)
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
     engine = Engine(decoder, kv, plan.slots, threads=plan.threads)
     card = ModelCard(
-        names=options.served_model_name or (Path(planned.name).name,),
+        names=model.served_names,
         context_tokens=plan.worker.context_tokens,
         vocabulary_tokens=planned.spec.vocabulary_tokens,
         end_token_ids=text.tokenizer.end_token_ids,
         created_s=wall_clock_s(),
     )
-    notes = (
+    return LocalWorker(card, WorkerMachine(plan.worker), engine, priorities)
+
+
+def _notes(model: ServedModel) -> tuple[str, ...]:
+    """A few words on what was chosen for it."""
+    planned, plan = model.planned, model.planned.plan
+    return (
         f"{planned.spec.parameters / 1e6:.1f}M parameters in {plan.storage} on {plan.device.type}, "
         f"{plan.threads} threads"
         if plan.device.type == "cpu"
         else f"{plan.storage} on GPU",
         f"kernels: {planned.reason}",
         f"KV cache: {plan.kv_bytes / (1 << 20):.0f} MiB, {plan.worker.block_count} blocks of "
-        f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context {card.context_tokens}",
+        f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context "
+        f"{plan.worker.context_tokens}",
         *plan.cuts,
     )
-    priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
-    worker = LocalWorker(card, WorkerMachine(plan.worker), engine, priorities)
-    api = api_config(options, planned.machine.api_keys)
-    return Server(worker, text, plan, api, notes, log)
 
 
 def http_server(server: Server, log_level: str) -> HttpServer:
