@@ -1,62 +1,48 @@
 """A load that shifts from long prompts to long answers and back: the planner beside every static
-split of the same workers, in the simulator.
+split of the same workers, in the simulator; with --live on a cluster of this machine, the
+simulator's figure beside each live one.
 
 Usage: python bench/shifting_load.py [--phase 300] [--workers 4] [--seed 1]
+       python bench/shifting_load.py --live [--phase 60] [--seed 1] [--folder F]
+
+A live run takes ten to fifteen minutes, of a machine that should have nothing else to do; three
+workers of one thread each. With --folder its profile, cluster files and records stay there, and a
+profile that is there already is not measured again.
 """
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from tandem.commands.simulated_runs import Run, Trial, run_trials
+from shifting_live import live_and_twin
+from shifting_runs import Load, Phase, PlayedLoad, table_of
+from tandem.commands.simulated_runs import Trial, run_trials
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.keys import Choice
 from tandem.config.cluster.workers import PoolConfig
 from tandem.config.environment import host_facts
 from tandem.facts.fleet import Role
 from tandem.facts.slo import Slo
-from tandem.facts.trace import TraceRow
 
 SIMULATED = "tandem, simulate"
 FORMULAS = "tandem, formulas"
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of one kind of requests: so many a second for each worker of the cluster, by
-    Poisson, with lengths spread evenly from half to one and a half of these means."""
-
-    rate_per_s: float
-    prompt_tokens: int
-    output_tokens: int
-
-
 # For workers of four H100 with Llama-3-70B each: a prompt of 8,000 tokens takes half a second, and
 # 32 answers run at a time. Of four workers the first phase needs three to prefill, the second three
-# to decode.
+# to decode. Rates are of one worker.
 LONG_PROMPTS = Phase(1.05, 8_000, 60)
 LONG_ANSWERS = Phase(2.0, 300, 600)
 SLO = Slo(ttft_s=3.0, tpot_s=0.02)
 
 
-def shifting(phases: Sequence[Phase], phase_s: float, workers: int, seed: int) -> list[TraceRow]:
-    """The phases one after the other, each for `phase_s`."""
-    chance = np.random.default_rng(seed)
-    rows = []
-    for number, phase in enumerate(phases):
-        at_s = number * phase_s
-        gap_s = 1 / phase.rate_per_s / workers
-        while (at_s := at_s + chance.exponential(gap_s)) < (number + 1) * phase_s:
-            prompt, output = (
-                max(8, round(mean * chance.uniform(0.5, 1.5)))
-                for mean in (phase.prompt_tokens, phase.output_tokens)
-            )
-            rows.append(TraceRow(at_s, prompt, output))
-    return rows
+def shifting(workers: int, phase_s: float, seed: int) -> Load:
+    phases = [
+        replace(phase, rate_per_s=workers * phase.rate_per_s)
+        for phase in (LONG_PROMPTS, LONG_ANSWERS, LONG_PROMPTS)
+    ]
+    return Load(phases, phase_s, SLO, seed)
 
 
 def split(prefill: int, decode: int) -> Cluster:
@@ -76,63 +62,48 @@ def planned(workers: int, *, simulate: bool) -> Cluster:
     return replace(cluster, policies=replace(cluster.policies, planning=planning))
 
 
-def in_the_twin(workers: int, phase_s: float, seed: int) -> list[Run]:
+def in_the_twin(workers: int, load: Load) -> list[PlayedLoad]:
     """One run for every split, and the planners."""
-    rows = shifting((LONG_PROMPTS, LONG_ANSWERS, LONG_PROMPTS), phase_s, workers, seed)
     trials = [
         Trial(f"{count} + {workers - count}", split(count, workers - count), 1.0)
         for count in range(1, workers)
     ]
     trials.append(Trial(FORMULAS, planned(workers, simulate=False), 1.0))
     trials.append(Trial(SIMULATED, planned(workers, simulate=True), 1.0))
-    records = run_trials(trials, rows, host_facts().cores, lambda _: None)
-    return [Run(trial, record) for trial, record in zip(trials, records, strict=True)]
+    records = run_trials(trials, load.rows(), host_facts().cores, lambda _: None)
+    return [
+        PlayedLoad.simulated(trial.label, load, record)
+        for trial, record in zip(trials, records, strict=True)
+    ]
 
 
-def flips(run: Run) -> int:
-    """Changes of role that were begun."""
-    return sum(
-        decision.text.count(" becomes ")
-        for decision in run.record.decisions
-        if decision.kind == "planning"
-    )
-
-
-def show(runs: Sequence[Run], title: str) -> None:
-    """The table, and whether the planner is as good as the best split that never changes."""
-    console = Console(width=110)
-    table = Table("split or planner", title=title, title_justify="left")
-    for column in ("goodput/s", "SLO kept", "mean TTFT", "mean TPOT", "flips"):
-        table.add_column(column, justify="right")
+def show(runs: Sequence[PlayedLoad], title: str) -> None:
+    """The table, and what the planners did."""
+    console = Console(width=120)
+    table = table_of(title, "split or planner")
     for run in runs:
-        latencies = run.summary.latencies
-        table.add_row(
-            run.trial.label,
-            f"{run.summary.goodput_rps:.2f}",
-            f"{run.summary.attainment:.1%}",
-            "-" if latencies.ttft is None else f"{latencies.ttft.mean_ns / 1e9:.2f} s",
-            "-" if latencies.tpot is None else f"{latencies.tpot.mean_ns / 1e6:.1f} ms",
-            str(flips(run)),
-        )
+        table.add_row(run.label, *run.cells())
     console.print(table)
     for run in runs:
-        for decision in run.record.decisions:
-            if decision.kind == "planning" and " becomes " in decision.text:
-                console.print(
-                    f"{run.trial.label}: {decision.now_ns / 1e9:.0f} s: {decision.text}",
-                    soft_wrap=True,
-                    highlight=False,
-                )
+        run.show_decisions(console)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--phase", type=float, default=300.0, help="seconds of each phase")
-    parser.add_argument("--workers", type=int, default=4)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--live", action="store_true", help="on a cluster of this machine")
+    parser.add_argument("--phase", type=float, help="seconds of each phase (300; live 60)")
+    parser.add_argument("--workers", type=int, default=4, help="of the simulator alone")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="keeps the files of a live run")
     wishes = parser.parse_args()
-    runs = in_the_twin(wishes.workers, wishes.phase, wishes.seed)
-    show(runs, f"{wishes.workers} workers, three phases of {wishes.phase:g} s")
+    if wishes.live:
+        live_and_twin(wishes.phase or 60.0, wishes.seed, wishes.folder)
+        return
+    phase_s = wishes.phase or 300.0
+    runs = in_the_twin(wishes.workers, shifting(wishes.workers, phase_s, wishes.seed))
+    show(runs, f"{wishes.workers} workers, three phases of {phase_s:g} s")
 
 
 if __name__ == "__main__":

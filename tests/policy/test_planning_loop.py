@@ -132,6 +132,19 @@ def test_a_flip_is_preferred_when_it_is_quicker():
     assert run_flips(fleet(workers(4, 6), windows, **bound), **bound).flips
 
 
+def test_prompts_that_queue_do_not_keep_idle_decode_workers_from_prefill():
+    windows = steady(80)[:-3] + tuple(window(10.0 * at, 10.0, 220) for at in range(27, 30))
+    late = workers(4, 0, queued_prefill_tokens=400_000)
+    expecting = workers(0, 6, expected_decodes=400, expected_context_tokens=800_000)
+    bound = {"max_workers": 10}
+    plan = run_flips(fleet(late + expecting, windows, **bound), **bound)
+    assert plan.flips
+    assert all(flip.role == "prefill" for flip in plan.flips)
+    # The same answers under way: at 56 ms a token there is nobody to spare.
+    running = workers(0, 6, running_sequences=400, context_tokens=800_000)
+    assert run_flips(fleet(late + running, windows, **bound), **bound).flips == ()
+
+
 def test_the_quietest_worker_flips():
     windows = steady(80)[:-3] + tuple(window(10.0 * at, 10.0, 150) for at in range(27, 30))
     decoding = [

@@ -20,6 +20,7 @@ from tandem.config.options import ServeOptions
 from tandem.facts.errors import TandemError
 from tandem.facts.step_totals import StepTotals
 from tandem.live.launching.state_directory import StateDirectory
+from tandem.messages.gateway import ClusterStatus
 
 STOP_S = 30.0
 # Options of `tandem serve` that a cluster file has in another place, or that this cluster must not
@@ -96,12 +97,16 @@ class MeasuredCluster:
             return int(Path(SCHEDULER.format(pid=process.pid)).read_text().split()[0]) / 1e9
         return None
 
-    async def steps(self) -> dict[str, tuple[StepTotals, ...]]:
-        """What the steps of each worker took since its start, as last reported."""
+    async def statuses(self) -> list[ClusterStatus]:
+        """What each gateway knows of itself and of all workers."""
         record = self.state.read()
         if record is None:
-            return {}
-        statuses = await RunningCluster(self.state, record).operators().statuses()
+            return []
+        return await RunningCluster(self.state, record).operators().statuses()
+
+    async def steps(self) -> dict[str, tuple[StepTotals, ...]]:
+        """What the steps of each worker took since its start, as last reported."""
+        statuses = await self.statuses()
         return {worker.worker: worker.steps for status in statuses for worker in status.workers}
 
 

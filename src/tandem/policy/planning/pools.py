@@ -125,10 +125,12 @@ def ttft_s(view: WorkerView, prompt_tokens: float, spread: float = 1.0) -> float
     return waiting_s + view.cost.prefill_seconds(typical_tokens)
 
 
-def token_interval_s(view: WorkerView, spread: float = 1.0) -> float:
-    """A decode step over what runs and is on its way, times `spread`."""
-    sequences = view.running_sequences + view.expected_decodes
-    context_tokens = view.context_tokens + view.expected_context_tokens
+def token_interval_s(view: WorkerView, spread: float = 1.0, *, expected: bool = True) -> float:
+    """A decode step over what runs and (`expected`) is on its way, times `spread`."""
+    sequences, context_tokens = view.running_sequences, view.context_tokens
+    if expected:
+        sequences += view.expected_decodes
+        context_tokens += view.expected_context_tokens
     return view.cost.decode_seconds(ceil(sequences * spread), ceil(context_tokens * spread))
 
 
@@ -144,15 +146,20 @@ def ttft_kept(
 
 
 def interval_kept(
-    fleet: FleetView, workers: Sequence[WorkerView], full_kv: float, fewer: int = 0
+    fleet: FleetView,
+    workers: Sequence[WorkerView],
+    full_kv: float,
+    fewer: int = 0,
+    *,
+    expected: bool = True,
 ) -> bool:
     """Whether a pool keeps the TPOT promised and uses at most `full_kv` of its memory, with `fewer`
-    workers than now."""
+    workers than now; also once all are there that are on their way (`expected`)."""
     if len(workers) <= fewer:
         return False
     spread = len(workers) / (len(workers) - fewer)
     if mean([view.kv_used for view in workers]) * spread > full_kv:
         return False
     bound_s = fleet.slo.tpot_s
-    interval_s = mean([token_interval_s(view, spread) for view in workers])
+    interval_s = mean([token_interval_s(view, spread, expected=expected) for view in workers])
     return bound_s is None or interval_s <= bound_s

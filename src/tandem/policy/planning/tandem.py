@@ -166,7 +166,11 @@ class Tandem:
         # The present load has a veto: estimates of what should be needed may be wrong.
         while prefill > 0 and not ttft_kept(fleet, prefilling, 0, fewer=prefill):
             prefill -= 1
-        while decode > 0 and not interval_kept(fleet, decoding, FULL_KV, fewer=decode):
+        # Prompts that queue for prefill are no load of decodes yet: a backlog of them would keep
+        # idle decode workers from helping with it.
+        while decode > 0 and not interval_kept(
+            fleet, decoding, FULL_KV, fewer=decode, expected=False
+        ):
             decode -= 1
         return Sizes(max(0, prefill), max(0, decode))
 
