@@ -79,6 +79,7 @@ def test_refusal_carries_status_and_reason() -> None:
     ):
         with_client(server, streamed_text)
     assert caught.value.status == 429
+    assert (caught.value.problem, caught.value.retry_after_s) == ("queue full", None)
 
 
 def test_api_key() -> None:

@@ -35,8 +35,8 @@ def send(one: Fleet, tokens: int) -> None:
 
 
 def arrive(one: Fleet, tokens: int) -> None:
-    one.expect_decode("w", tokens)
-    one.decode_arrived("w", tokens)
+    one.expect_decode("w", "r", tokens)
+    one.decode_arrived("w", "r", tokens)
     one.events_sent("w", 1)
 
 
@@ -138,6 +138,27 @@ def test_less_urgent_prompts_wait_behind_a_more_urgent_one_but_for_the_step_unde
     tracked.prefilling.discard("c")
     assert fleet.views_ahead(0)[0] is plain
     assert len(tracked.prefilling) == 1
+
+
+def test_answers_of_less_urgent_prompts_begin_after_those_of_a_more_urgent_one():
+    fleet = Fleet({"p": Capacity(COST, 4, 100, 4), "d": Capacity(COST, 4, 100, 4)})
+    fleet.join("d", Role.DECODE, 0)
+    fleet.join("p", Role.PREFILL, 0)
+    for name, priority, tokens in (("a", 0, 30), ("b", 5, 100)):
+        fleet.send("p", tokens, tokens)
+        fleet.workers["p"].prefilling.add(name, priority, tokens)
+        fleet.expect_decode("d", name, tokens, priority)
+    # One that moves from another decode worker waits for no prompt.
+    fleet.expect_decode("d", "c", 70)
+    assert [(view.expected_decodes, view.expected_context_tokens) for view in fleet.views()] == [
+        (3, 200),
+        (0, 0),
+    ]
+    ahead = fleet.views_ahead(0)[0]
+    assert (ahead.expected_decodes, ahead.expected_context_tokens) == (2, 100)
+    assert fleet.views_ahead(5)[0] is fleet.views()[0]
+    fleet.expect_no_decode("d", "b")
+    assert fleet.views_ahead(0)[0] is fleet.views()[0]
 
 
 POOLS = {"a0": "a", "a1": "a", "b0": "b", "m0": "main", "m1": "main"}

@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.cluster.gateway.plan_actions import ScaledPool
 from tandem.cluster.gateway.planner import KEPT_REQUESTS, PlannerMachine, PlanningConfig, Thinned
+from tandem.cost.correction import corrected
+from tandem.facts.correction import Correction
 from tandem.facts.fleet import Role
 from tandem.facts.slo import Slo
 from tandem.policy.planning.contract import Planning
+from tandem.policy.views import WorkerView
 from tests.cluster.cluster_parts import COST
 from tests.cluster.scaled_cluster import SECOND, ScriptedPlanner
 
@@ -61,6 +65,29 @@ def test_workers_that_joined_by_hand_come_on_top_of_the_bounds():
     machine = planner(ScriptedPlanner())
     fleet = machine.view([], {}, SECOND, held=frozenset({"a"}), joined_by_hand=3)
     assert (fleet.min_workers, fleet.max_workers, fleet.held) == (5, 11, {"a"})
+
+
+def test_plans_are_made_with_what_was_learnt_of_the_workers_of_each_phase():
+    machine = planner(ScriptedPlanner())
+
+    def worker(name: str, role: Role, correction: Correction) -> WorkerView:
+        cost = corrected(COST, correction)
+        return WorkerView(name, role, cost, 0, True, 0, 0, 0, 0, 0, 0, 8, 16, 100, 100)
+
+    fleet = machine.view(
+        [
+            worker("d0", Role.DECODE, Correction(decode=3.0, prefill=9.0)),
+            worker("d1", Role.DECODE, Correction(decode=4.0)),
+            worker("d2", Role.DECODE, Correction(decode=8.0)),
+            worker("p0", Role.PREFILL, Correction(decode=9.0, prefill=2.0)),
+        ],
+        {},
+        SECOND,
+    )
+    listed_s = COST.decode_seconds(4, 400)
+    assert fleet.cost.decode_seconds(4, 400) == pytest.approx(4 * listed_s)
+    assert fleet.cost.prefill_seconds(64) == pytest.approx(2 * COST.prefill_seconds(64))
+    assert machine.view([], {}, SECOND).cost is COST
 
 
 @given(st.integers(0, 5 * KEPT_REQUESTS))

@@ -35,7 +35,7 @@ def test_no_verb_waits_for_what_draws_before_a_plot_is_wanted():
 
 def test_help_lists_every_verb_but_those_that_only_launchers_use():
     told = run_here("--help").stdout
-    for verb in ("serve", *QUICK, "chat", "complete", "bench", "eval", "hits", "calibrate"):
+    for verb in ("serve", *QUICK, "demo", "chat", "complete", "bench", "eval", "hits", "calibrate"):
         assert f" {verb} " in told
     assert "worker-process" not in told
 

@@ -3,6 +3,7 @@
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 import pytest
@@ -47,7 +48,8 @@ def machines():
 @pytest.fixture(scope="module")
 def expected(one_process):
     answers = {name: QUESTIONS[name](one_process) for name in ASKED}
-    return answers, [story(one_process, seed) for seed in range(STORIES)]
+    with ThreadPoolExecutor(STORIES) as clients:
+        return answers, list(clients.map(partial(story, one_process), range(STORIES)))
 
 
 def story(client, seed, on_piece=lambda: None):
@@ -58,7 +60,8 @@ def story(client, seed, on_piece=lambda: None):
         stream=True,
         temperature=0.8,
         seed=seed,
-        max_tokens=500,
+        # It takes a while until a machine has lost its power.
+        max_tokens=1500,
         extra_body={"ignore_eos": True},
     ):
         for choice in chunk.choices:

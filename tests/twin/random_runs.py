@@ -186,8 +186,7 @@ def audit(simulation: Simulation) -> None:
             continue
         standing = router.admission.fleet.workers[name]
         assert not standing.prefilling
-        assert not standing.expected_decodes
-        assert not standing.expected_context_tokens
+        assert not standing.expected
         pool = worker.worker_machine.sequences.pool
         assert pool.free_blocks == worker.pool.kind.block_count
         assert worker.worker_machine.idle

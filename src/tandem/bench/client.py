@@ -30,11 +30,14 @@ class ServerUnreachable(RequestFailed):
 
 
 class ServerRefused(RequestFailed):
-    """The server answered with an error status."""
+    """The server answered with an error status; `retry_after_s` is its Retry-After, if it gave
+    one in seconds."""
 
-    def __init__(self, status: int, problem: str) -> None:
+    def __init__(self, status: int, problem: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"HTTP {status}: {problem}")
         self.status = status
+        self.problem = problem
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,9 @@ class Client:
         """A whole answer, not streamed. Raises `RequestFailed`."""
         return _decoded(await self._request("POST", path, body), Chunk)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
+    async def stream(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[Chunk, None]:
         """The events of a streamed answer, as they arrive, up to "[DONE]".
 
         Closing the iterator closes the connection, which tells the server to stop.
@@ -120,7 +125,7 @@ class Client:
         """
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         parser = EventParser()
-        async with self._response("POST", path, body) as response:
+        async with self._response("POST", path, body, headers) as response:
             async for data in response.content.iter_any():
                 for payload in parser.feed(data):
                     if payload == _DONE:
@@ -136,7 +141,11 @@ class Client:
 
     @asynccontextmanager
     async def _response(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One without an error status. What goes wrong with it while the block runs is raised as
         `RequestFailed`."""
@@ -144,7 +153,8 @@ class Client:
         url = self.endpoint.root_url + path
         data = None if body is None else msgspec.json.encode(body)
         try:
-            async with self._session.request(method, url, data=data) as response:
+            request = self._session.request(method, url, data=data, headers=headers)
+            async with request as response:
                 await _check_status(response)
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -172,7 +182,15 @@ async def _check_status(response: aiohttp.ClientResponse) -> None:
         problem = error_text(msgspec.json.decode(body))
     except msgspec.DecodeError:
         problem = error_text(body.decode(errors="replace")) or response.reason or "no reason given"
-    raise ServerRefused(response.status, problem)
+    raise ServerRefused(response.status, problem, _seconds(response.headers.get("Retry-After")))
+
+
+def _seconds(text: str | None) -> float | None:
+    """None for a date, too."""
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
 
 
 def _event(payload: bytes) -> Chunk:

@@ -7,7 +7,7 @@ clock of the measuring room.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,10 +166,21 @@ class Asker:
 
     async def send(self, request: PlannedRequest, record: MeasuredRequest, clock: Clock) -> None:
         """Fills in `record`; why it failed becomes its `reason`."""
+        with contextlib.suppress(RequestFailed):
+            await self.ask(request, record, clock)
+
+    async def ask(
+        self,
+        request: PlannedRequest,
+        record: MeasuredRequest,
+        clock: Clock,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """The same, with headers of its own, and the `RequestFailed` is raised as well."""
         body = self.body(request)
         record.arrival_ns = nanoseconds(clock())
         try:
-            stream = self._client.stream(self._asking.path, body)
+            stream = self._client.stream(self._asking.path, body, headers)
             async with contextlib.aclosing(stream) as chunks:
                 observer = _Observer(record)
                 async for chunk in chunks:
@@ -179,6 +190,7 @@ class Asker:
         except RequestFailed as failure:
             record.end_ns = nanoseconds(clock())
             record.ending, record.reason = Ending.FAILED, str(failure)
+            raise
 
 
 class _Observer:

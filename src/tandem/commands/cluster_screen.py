@@ -4,8 +4,9 @@ phases of its start, how to use it, and notices of its supervisor."""
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -77,16 +78,25 @@ class Screen:
         self._status.stop()
 
 
+Visit = Callable[[], Coroutine[Any, Any, None]]
+"""What is done with a cluster that is ready; the cluster ends when it is done."""
+
+
 def run_cluster(
-    file: LiveFile, directory: StateDirectory, screen: Screen, limits: RunLimits
+    file: LiveFile,
+    directory: StateDirectory,
+    screen: Screen,
+    limits: RunLimits,
+    visit: Visit | None = None,
 ) -> None:
-    """From its start until a signal ends it, in a directory that nobody else has. Raises
-    `InvalidConfiguration`, `ClusterRunning` or `ProcessesFailed`."""
+    """From its start until a signal ends it, or the `visit` is done, in a directory that nobody
+    else has. Raises `InvalidConfiguration`, `ClusterRunning` or `ProcessesFailed`, and what the
+    visit raises."""
     logging.basicConfig(level=gateway_options(file.cluster, ()).log_level.upper())
     directory.claim()
     failed = True
     try:
-        asyncio.run(_run(file, directory, screen, limits))
+        asyncio.run(_run(file, directory, screen, limits, visit))
         failed = False
     finally:
         if failed and directory.logs:
@@ -97,19 +107,45 @@ def run_cluster(
 
 
 async def _run(
-    file: LiveFile, directory: StateDirectory, screen: Screen, limits: RunLimits
+    file: LiveFile,
+    directory: StateDirectory,
+    screen: Screen,
+    limits: RunLimits,
+    visit: Visit | None,
 ) -> None:
-    view = View(screen.phase, screen.notice, screen.ready)
+    stop = asyncio.Event()
+    visits: list[asyncio.Task[None]] = []
+
+    def ready(run: ClusterRun, status: ClusterStatus) -> None:
+        screen.ready(run, status)
+        if visit is not None:
+            visits.append(asyncio.create_task(until_visited(visit, stop)))
+
+    view = View(screen.phase, screen.notice, ready)
     launcher = _make_launcher(file.cluster, screen.notice)
     run = ClusterRun(file, directory, view, limits=limits, launcher=launcher)
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     try:
         await run.run(stop)
+        await asyncio.gather(*visits)
     finally:
         screen.stop()
+
+
+async def until_visited(visit: Visit, stop: asyncio.Event) -> None:
+    """The visit, which is broken off when the cluster stops, and stops it at its end."""
+    visiting, stopping = asyncio.ensure_future(visit()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((visiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if visiting.done():
+            visiting.result()
+    finally:
+        stop.set()
+        for task in (visiting, stopping):
+            task.cancel()
+        await asyncio.gather(visiting, stopping, return_exceptions=True)
 
 
 def print_ready(console: Console, name: str, url: str, *, needs_key: bool, stops: str) -> None:

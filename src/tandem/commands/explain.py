@@ -2,17 +2,18 @@
 what came of it."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 
 from tandem.commands.options import flag, flags, with_options
 from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import WhichCluster, find_running
 from tandem.facts.errors import InvalidRequest
-from tandem.live.gateway.operators import NobodyAnswers
+from tandem.live.gateway.operators import NobodyAnswers, Operators
 from tandem.messages.operator import RequestHistory
 from tandem.report.explain import life
 from tandem.report.record import Decision, Ending, RequestRecord
@@ -36,7 +37,18 @@ def explain_command(
     """Tell the life of a request of the last hour: admission, the best candidates with what was
     predicted for them, where it went, and what happened."""
     operators = find_running(which).operators()
-    answers = asyncio.run(operators.explanations(request))
+    found = asyncio.run(find_histories(operators, request))
+    if options.json:
+        told = [{"arrived_s_ago": ago_s} | msgspec.to_builtins(each) for ago_s, each in found]
+        typer.echo(msgspec.json.format(msgspec.json.encode(told)))
+        return
+    print_histories(terminal(), found)
+
+
+async def find_histories(operators: Operators, request: str) -> list[tuple[float, RequestHistory]]:
+    """What the gateways know of a request, each choice of its call for itself, with how many
+    seconds ago that arrived. Raises `NobodyAnswers`, or `InvalidRequest` where nobody knows it."""
+    answers = await operators.explanations(request)
     if not answers:
         raise NobodyAnswers("no gateway answers")
     found = [
@@ -52,11 +64,11 @@ def explain_command(
             else "no gateway knows it: it is too long ago, or explain_memory too small"
         )
         raise InvalidRequest("REQUEST", f"{request}: {problem}")
-    if options.json:
-        told = [{"arrived_s_ago": ago_s} | msgspec.to_builtins(each) for ago_s, each in found]
-        typer.echo(msgspec.json.format(msgspec.json.encode(told)))
-        return
-    console = terminal()
+    return found
+
+
+def print_histories(console: Console, found: Sequence[tuple[float, RequestHistory]]) -> None:
+    """The life of each, with how many seconds ago it arrived."""
     for number, (ago_s, history) in enumerate(found):
         if number:
             console.print()

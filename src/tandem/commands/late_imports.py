@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 VERBS: Final = {
     "serve": "tandem.commands.serve:serve_command",
     "up": "tandem.commands.up:up_command",
+    "demo": "tandem.commands.demo:demo_command",
     "status": "tandem.commands.status:status_command",
     "explain": "tandem.commands.explain:explain_command",
     "drain": "tandem.commands.drain:drain_command",

@@ -9,10 +9,13 @@ policy saw, as it is recorded with each decision.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Generic, TypeVar
 
 from tandem.cluster.gateway.demand_record import DemandRecord, Entry
 from tandem.cluster.gateway.plan_actions import ScaledPool
+from tandem.cost.correction import corrected
+from tandem.facts.correction import Correction
 from tandem.facts.fleet import PlanningMode, Role
 from tandem.facts.slo import Slo
 from tandem.messages.router import RequestSubmitted
@@ -137,7 +140,7 @@ class PlannerMachine:
             workers=workers,
             windows=tuple(self._windows),
             starting=starting,
-            cost=pools[0].cost,
+            cost=corrected(pools[0].cost, _typical_correction(workers)),
             slo=self._config.slo,
             min_workers=sum(each.min_count for each in pools) + joined_by_hand,
             max_workers=sum(each.max_count for each in pools) + joined_by_hand,
@@ -338,3 +341,14 @@ def _demand(fleet: FleetView) -> dict[str, float]:
 
 def _sum(values: Iterable[int]) -> float:
     return float(sum(values))
+
+
+def _typical_correction(workers: Sequence[WorkerView]) -> Correction:
+    """What was learnt of the workers' steps: of those that decode and those that prefill, the
+    median of each."""
+    decodes = [view.cost.correction.decode for view in workers if view.role.decodes]
+    prefills = [view.cost.correction.prefill for view in workers if view.role.prefills]
+    return Correction(
+        decode=median_low(decodes) if decodes else 1.0,
+        prefill=median_low(prefills) if prefills else 1.0,
+    )

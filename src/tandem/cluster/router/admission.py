@@ -18,6 +18,7 @@ from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.use_totals import UseTotals
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Tier
+from tandem.facts.slo import MOST_URGENT
 from tandem.messages.router import (
     AskForBlocks,
     BlocksListed,
@@ -250,23 +251,24 @@ class AdmissionFront:
             # Others do not know of the blocks that it will compute.
             self.use.routed(prefill, state.chain)
         if not state.local:
-            self.expect_decode(state)
+            self.expect_decode(state, self._class_priority(view))
         return pulled_tokens
 
-    def expect_decode(self, state: RequestState) -> None:
-        """The decode worker will get this request once its KV is there."""
+    def expect_decode(self, state: RequestState, priority: int = MOST_URGENT) -> None:
+        """The decode worker will get this request once its KV is there: behind more urgent prompts,
+        if its own is to be computed, and else before anybody's."""
         state.expected_tokens = state.known_tokens
-        self.fleet.expect_decode(state.decode, state.expected_tokens)
+        self.fleet.expect_decode(state.decode, state.request_id, state.expected_tokens, priority)
 
     def kv_arrived(self, state: RequestState) -> None:
         """Its KV is at the decode worker, which goes on."""
         if state.expected_tokens:
-            self.fleet.decode_arrived(state.decode, state.expected_tokens)
+            self.fleet.decode_arrived(state.decode, state.request_id, state.expected_tokens)
             state.expected_tokens = 0
 
     def expect_no_decode(self, state: RequestState) -> None:
         if state.expected_tokens:
-            self.fleet.expect_no_decode(state.decode, state.expected_tokens)
+            self.fleet.expect_no_decode(state.decode, state.request_id)
             state.expected_tokens = 0
 
     def prompt_done(self, state: RequestState) -> None:
@@ -330,7 +332,7 @@ class AdmissionFront:
                 for state in on_their_way
                 if state.expected_tokens and state.decode == worker
             ]
-            counted_decodes = tracked.expected_decodes, tracked.expected_context_tokens
+            counted_decodes = len(tracked.expected), tracked.expected.tokens
             decodes = len(expected), sum(expected)
             invariant(counted_decodes == decodes, f"the decodes expected at {worker} will come")
         self.index.audit()

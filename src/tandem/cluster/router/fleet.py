@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
+from tandem.facts.slo import MOST_URGENT
 from tandem.messages.router import LoadReported
 from tandem.policy.qos.classes import NO_CLASSES, Classes
 from tandem.policy.views import WorkerView
@@ -49,27 +50,32 @@ class SentLoad(Struct):
         )
 
 
-class Prefilling:
-    """The `prompts` of this router at one worker that have no token yet: by wire id, their priority
-    and uncached tokens as they were sent."""
+class ByPriority:
+    """Requests of this router that are counted at one worker: by name, their priority and tokens as
+    they were then."""
 
     def __init__(self) -> None:
-        self.prompts: dict[str, tuple[int, int]] = {}
+        self._requests: dict[str, tuple[int, int]] = {}
         # Of each priority: tokens and requests.
         self._sums: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self.prompts)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.prompts)
+        return iter(self._requests)
 
-    def add(self, wire_id: str, priority: int, tokens: int) -> None:
-        self.prompts[wire_id] = (priority, tokens)
+    @property
+    def tokens(self) -> int:
+        """Of all of them."""
+        return sum(tokens for tokens, _ in self._sums.values())
+
+    def add(self, name: str, priority: int, tokens: int) -> None:
+        self._requests[name] = (priority, tokens)
         self._count(priority, tokens, 1)
 
-    def discard(self, wire_id: str) -> None:
-        if found := self.prompts.pop(wire_id, None):
+    def discard(self, name: str) -> None:
+        if found := self._requests.pop(name, None):
             priority, tokens = found
             self._count(priority, -tokens, -1)
 
@@ -95,10 +101,11 @@ class Prefilling:
 @dataclass(slots=True)
 class TrackedWorker:
     """One worker. `sent` is what its last `report` leaves out; `sent_by` has what that was when so
-    many events had been sent to it, of `events_sent` in all. `expected_` count requests whose
-    prefill still runs elsewhere; `prefilling` the requests whose prompt is here. `view` is all that
-    as policies see it, until something changes; `views_ahead` as a request of some priority does,
-    made of `view`."""
+    many events had been sent to it, of `events_sent` in all. `prefilling` are the requests whose
+    prompt is here, by wire id, with its uncached tokens; `expected` those that will decode here and
+    are still computed elsewhere, by request id, with all of their tokens. `view` is all that as
+    policies see it, until something changes; `views_ahead` as a request of some priority does, made
+    of `view`."""
 
     role: Role
     capacity: Capacity
@@ -106,9 +113,8 @@ class TrackedWorker:
     reported_ns: int
     accepting: bool = True
     sent: SentLoad = field(default_factory=SentLoad)
-    expected_decodes: int = 0
-    expected_context_tokens: int = 0
-    prefilling: Prefilling = field(default_factory=Prefilling)
+    prefilling: ByPriority = field(default_factory=ByPriority)
+    expected: ByPriority = field(default_factory=ByPriority)
     view: WorkerView | None = None
     views_ahead: tuple[WorkerView, dict[int, WorkerView]] | None = None
     events_sent: int = 0
@@ -193,27 +199,28 @@ class Fleet:
         tracked.sent.prefill_tokens += prefill_tokens
         tracked.sent.blocks += -(-known_tokens // tracked.capacity.block_size)
 
-    def expect_decode(self, worker: str, known_tokens: int) -> None:
-        """A request will decode here once its prompt is computed elsewhere."""
+    def expect_decode(
+        self, worker: str, request_id: str, known_tokens: int, priority: int = MOST_URGENT
+    ) -> None:
+        """A request will decode here once its prompt is computed elsewhere, behind all prompts of a
+        smaller `priority`; by default it is computed already."""
         tracked = self.workers[worker]
         tracked.view = None
-        tracked.expected_decodes += 1
-        tracked.expected_context_tokens += known_tokens
+        tracked.expected.add(request_id, priority, known_tokens)
 
-    def decode_arrived(self, worker: str, known_tokens: int) -> None:
+    def decode_arrived(self, worker: str, request_id: str, known_tokens: int) -> None:
         """An expected request decodes here from now on, which its next report will include."""
-        self.expect_no_decode(worker, known_tokens)
+        self.expect_no_decode(worker, request_id)
         tracked = self.workers.get(worker)
         if tracked is not None:
             tracked.sent.decodes += 1
             tracked.sent.context_tokens += known_tokens
 
-    def expect_no_decode(self, worker: str, known_tokens: int) -> None:
+    def expect_no_decode(self, worker: str, request_id: str) -> None:
         tracked = self.workers.get(worker)
         if tracked is not None:
             tracked.view = None
-            tracked.expected_decodes -= 1
-            tracked.expected_context_tokens -= known_tokens
+            tracked.expected.discard(request_id)
 
     def drain(self, worker: str) -> None:
         """From now on it takes no new requests."""
@@ -236,11 +243,11 @@ class Fleet:
 
     def views_ahead(self, priority: int) -> list[WorkerView]:
         """Every living worker as a request of this priority finds it: prompts of less urgent ones
-        wait for it there, as far as this router sent them."""
+        wait for it there, as far as this router sent them, and come to decode after it."""
         views = self.views()
         for place, worker in enumerate(self._order):
             tracked = self.workers[worker]
-            if tracked.prefilling.prompts:
+            if tracked.prefilling or tracked.expected:
                 views[place] = _ahead(views[place], tracked, priority)
         return views
 
@@ -312,8 +319,8 @@ class Fleet:
             waiting_requests=report.waiting_requests + sent.requests,
             queued_prefill_tokens=report.queued_prefill_tokens + sent.prefill_tokens,
             context_tokens=report.context_tokens + sent.context_tokens,
-            expected_decodes=tracked.expected_decodes,
-            expected_context_tokens=tracked.expected_context_tokens,
+            expected_decodes=len(tracked.expected),
+            expected_context_tokens=tracked.expected.tokens,
             max_sequences=capacity.max_sequences,
             block_size=capacity.block_size,
             total_blocks=capacity.block_count,
@@ -324,7 +331,8 @@ class Fleet:
 
 def _ahead(view: WorkerView, tracked: TrackedWorker, priority: int) -> WorkerView:
     before_tokens, after_tokens, after_requests = tracked.prefilling.split(priority)
-    if not after_requests:
+    _, later_tokens, later_decodes = tracked.expected.split(priority)
+    if not after_requests and not later_decodes:
         return view
     if tracked.views_ahead is None or tracked.views_ahead[0] is not view:
         tracked.views_ahead = (view, {})
@@ -339,6 +347,8 @@ def _ahead(view: WorkerView, tracked: TrackedWorker, priority: int) -> WorkerVie
             view,
             queued_prefill_tokens=ahead_tokens,
             waiting_requests=max(0, view.waiting_requests - after_requests),
+            expected_decodes=view.expected_decodes - later_decodes,
+            expected_context_tokens=view.expected_context_tokens - later_tokens,
         )
     return known[priority]
 

@@ -46,11 +46,11 @@ class Answer:
 class FleetView:
     """Everything planning may know. `windows` are the past ones, oldest first, all of one length;
     `starting` counts workers that were asked for and are not up, by role name (a worker that drains
-    towards a flip counts under its new role). `cost` prices a typical worker. `min_workers` and
-    `max_workers` bound the prefill and decode workers together; workers of role BOTH are left
-    alone and not counted. Those that are `held` count, but must keep their role. So many `spares`
-    stand by, loaded: whoever is wanted beyond the present workers is one of them first. `answer` is
-    the last that was given."""
+    towards a flip counts under its new role). `cost` prices a typical worker, with what
+    was learnt of the steps of each phase. `min_workers` and `max_workers` bound the prefill and
+    decode workers together; workers of role BOTH are left alone and not counted. Those that are
+    `held` count, but must keep their role. So many `spares` stand by, loaded: whoever is wanted
+    beyond the present workers is one of them first. `answer` is the last that was given."""
 
     workers: Sequence[WorkerView]
     windows: Sequence[Window]

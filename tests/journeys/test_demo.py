@@ -1,0 +1,54 @@
+"""`tandem demo` shows what it promises, with the figures of its own clients, and Ctrl-C ends all
+of its processes."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tandem.live.launching.state_directory import StateDirectory
+from tests.waiting import until
+
+DEMO = (sys.executable, "-u", "-m", "tandem", "demo", "--seconds", "3")
+
+
+def figures(printed: str, service_class: str) -> list[tuple[int, int, int, int, int]]:
+    """Sent, admitted, rejected, failed, and % of the admitted that kept the SLO, in each act."""
+    row = rf"^{service_class} +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)%"
+    return [tuple(map(int, found)) for found in re.findall(row, printed, re.MULTILINE)]
+
+
+def test_the_demo_protects_premium_flips_a_worker_and_explains(tmp_path: Path) -> None:
+    directory = StateDirectory(tmp_path / "state")
+    command = [*DEMO, "--keep", "--state-dir", str(directory.path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        printed = ""
+        for line in demo.stdout:
+            printed += line
+            if "Ctrl-C stops" in line and "What to try next" in printed:
+                break
+        record = directory.read()
+        demo.send_signal(signal.SIGINT)
+        printed += demo.stdout.read()
+        assert demo.wait(60) == 0, printed
+
+    premium, free = figures(printed, "premium")[-1], figures(printed, "free")[-1]
+    sent, admitted, _, failed, kept = premium
+    assert not failed
+    assert admitted * kept >= 90 * sent, printed
+    sent, _, rejected, failed, _ = free
+    assert not failed
+    assert rejected > sent // 10, printed
+    assert re.search(r"^  Retry-After: \d+ s$", printed, re.MULTILINE)
+
+    assert re.search(r"s after the load changed: prefill-\d becomes decode", printed), printed
+    told = printed.partition("4. Why")[2]
+    assert re.search(r"tenant acme, class premium\nfinished: .*\nTTFT predicted", told), told
+    assert re.search(r"tenant hobby, class free\nrejected: ", told), told
+    assert record is not None
+    assert len(record.processes) == 4
+    until(lambda: not any(process.alive for process in record.processes.values()))
