@@ -5,9 +5,7 @@ simulator's figure beside each live one.
 Usage: python bench/shifting_load.py [--phase 300] [--workers 4] [--seed 1]
        python bench/shifting_load.py --live [--phase 60] [--seed 1] [--folder F]
 
-A live run takes ten to fifteen minutes, of a machine that should have nothing else to do; three
-workers of one thread each. With --folder its profile, cluster files and records stay there, and a
-profile that is there already is not measured again.
+A live run takes about fifteen minutes. With --folder its cluster files and records stay there.
 """
 
 import argparse

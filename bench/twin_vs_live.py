@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from dummy_model import dummy_model
 from tandem.commands.calibrate import ROLES, Shape
 from tandem.commands.calibration import CalibrationPlan, ask, compared, drawn_load, play
 from tandem.commands.calibration_fit import ProfileFit, SimulatedServer, write_profile
@@ -31,6 +30,15 @@ from tandem.config.options import ServeOptions
 from tandem.report.record import RequestOutcome
 
 GRID = Grid((16, 64, 256, 1024), (1, 4, 16, 64), (0, 512, 2048), 3)
+# About 27 million parameters.
+DUMMY = {
+    "num_hidden_layers": 6,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,18 @@ def main() -> None:
                 place.mkdir(parents=True, exist_ok=True)
                 subject = _subject(model, Shape(shape), wishes.threads, place)
                 _compare(subject, loads, place)
+
+
+def dummy_model(folder: Path) -> Path:
+    """The bundled model's folder with another shape and no weights."""
+    directory = folder / "dummy"
+    directory.mkdir(exist_ok=True)
+    for file in BUNDLED_MODEL.iterdir():
+        if file.suffix != ".safetensors":
+            (directory / file.name).write_bytes(file.read_bytes())
+    config = json.loads((BUNDLED_MODEL / "config.json").read_text()) | DUMMY
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 def _subject(model: str, shape: Shape, threads: int, folder: Path) -> Subject:

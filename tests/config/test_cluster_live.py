@@ -139,6 +139,7 @@ def test_a_mistake_of_a_pool_names_its_own_line(tmp_path, pool, told):
         ("pools.p.dtype=fp8", "live weights are stored as auto, float32"),
         ("pools.p.kv_dtype=int8", "live KV is auto, float32, bfloat16, float16, not int8"),
         ("pools.p.sequence_parallel=true", "needs a tensor_parallel of 2 or more"),
+        ("pools.p.engine=dumy", "did you mean dummy?"),
         ("pools.p.device=toaster", "device: there is no 'toaster'"),
         ("pools.p.all_reduce=magic", "unknown all_reduce magic"),
         ("pools.p.count=600", "the cluster would be 603 processes on this machine; 512 at most"),
@@ -153,6 +154,12 @@ def test_a_wrong_setting_of_a_worker_is_told(tmp_path, override, told):
     said = mistake(live, tmp_path, SMALL, override)
     assert told in said
     assert "cluster.yaml" in said or override in said
+
+
+def test_a_dummy_engine_has_one_rank(tmp_path):
+    overrides = ("pools.p.engine=dummy", "pools.p.tensor_parallel=2")
+    said = mistake(live, tmp_path, SMALL, *overrides)
+    assert "pool p: a dummy engine has one rank; set tensor_parallel and" in said
 
 
 def test_the_simulator_takes_a_live_file_as_it_is(tmp_path):

@@ -33,7 +33,7 @@ LONG_ANSWERS = Shape(prompt_tokens=32, answer_tokens=128)
 # Clients that find out how much the cluster serves: more than it has workers, so that none idles.
 PROBING_CLIENTS = 6
 LEAST_PROBE_S = 2.0
-# Of what the cluster served to clients without pause: each tenant at first, and free when it floods;
+# Of what the cluster served to clients without pause: each tenant at first, and free in its flood;
 # more and more where the machine was busy with other things just then.
 MODEST = 0.25
 FLOODS = (3.0, 6.0, 12.0)

@@ -33,6 +33,7 @@ Connector = Annotated[str, Known("connector", CONNECTORS)]
 WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3")
 WireDtype = Annotated[str, Known("wire_dtype", WIRE_DTYPES)]
 AllReduce = Annotated[str, Known("all_reduce", ("one-shot", "two-shot", "library", "auto"))]
+EngineKind = Annotated[str, Known("engine", ("model", "dummy"))]
 TimeModel = Annotated[Choice, Known("time model", ("roofline", "tables", "profile"))]
 Launcher = Annotated[str, Known("launcher", ("local", "ray"))]
 Placement = Annotated[str, Known("placement", ("spread", "pack", "strict_spread"))]
@@ -92,6 +93,12 @@ class PoolConfig:
         "How long steps take: `roofline`, or `tables` or `profile` with their `path`.",
         default=Choice("roofline"),
     )
+    engine: EngineKind = key(
+        "`dummy`: nothing is computed; steps take as long as `time_model` says and draw one word "
+        "for ever.",
+        default="model",
+        only="live",
+    )
     serve: PoolServe = key(
         "Options of `tandem serve` for these workers; they count before the pool's figures.",
         factory=dict,
@@ -128,6 +135,12 @@ class PoolConfig:
                 "count",
                 f"pool {self.name}: count {self.count} must lie within min_count {low} and "
                 f"max_count {high}",
+            )
+        if self.engine == "dummy" and self.devices > 1:
+            raise RefusedAt(
+                "engine",
+                f"pool {self.name}: a dummy engine has one rank; set tensor_parallel and "
+                "pipeline_parallel to 1, and let time_model say how quick its workers are",
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise RefusedAt(

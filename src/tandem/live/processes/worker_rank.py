@@ -9,6 +9,7 @@ import torch
 
 from tandem.cluster.node.driver import KvTransferPort
 from tandem.config.cluster.tiers import worker_tier_bytes
+from tandem.config.hardware.pools import pool_cost
 from tandem.config.processes import WorkerSetup
 from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
@@ -29,6 +30,7 @@ from tandem.kv.store import KvStore, exported_pool
 from tandem.kv.transfer.config import TransferCalls, TransferConfig, TransferMemory
 from tandem.kv.transfer.engine import KvTransferEngine
 from tandem.live.processes.connectors import make_connectors
+from tandem.live.processes.dummy_engine import DummyEngine
 from tandem.live.processes.lifecycle import StartUp
 from tandem.live.processes.model import PlannedModel, load_model, plan_model
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
@@ -123,6 +125,8 @@ def _as_moved(model: PlannedModel, setup: WorkerSetup) -> PlannedModel:
     if (moved := setup.cluster.transport.wire_dtype) is not None:
         precisions.add(moved)
     through = f"{root.arithmetic}, KV through {' '.join(sorted(precisions))}"
+    if setup.pool_config.engine == "dummy":
+        through += ", computed by nobody"
     return replace(model, plan=model.plan.of_model(root.model, through))
 
 
@@ -160,13 +164,22 @@ def load_rank(
     `InvalidConfiguration`."""
     setup, model, plan = planned.setup, planned.model, planned.model.plan
     startup, threads = StartUp(f"{setup.worker} rank {place.rank}"), threads_of_rank(planned)
-    with startup.phase("weights"):
-        decoder = load_model(model, setup.options, threads, place=place, collectives=groups.tensor)
+    computes = setup.pool_config.engine == "model"
+    if computes:
+        with startup.phase("weights"):
+            decoder = load_model(
+                model, setup.options, threads, place=place, collectives=groups.tensor
+            )
     with startup.phase("memory"):
         kv, memory = _take_memory(planned, place)
     with startup.phase("KV transfer"):
         transfers = _make_transfer_engine(planned, place, memory, calls, agent=agent)
-    engine: StageEngine = Engine(decoder, kv, plan.slots, threads=threads, stages=groups.stages)
+    engine: StageEngine
+    if computes:
+        engine = Engine(decoder, kv, plan.slots, threads=threads, stages=groups.stages)
+    else:
+        cost = pool_cost(setup.cluster, setup.pool_config)
+        engine = DummyEngine(cost.step_time, kv, plan.slots, model.spec.vocabulary_tokens)
     if place.tensor_ranks > 1:
         nothing = torch.zeros(1, device=plan.device)
         engine = MeetingEngine(engine, lambda: groups.tensor.all_gather(nothing, 0))
