@@ -39,7 +39,7 @@ pools:
 slo: {{ttft: {slo.ttft_s}s, tpot: {slo.tpot_s}s}}
 network: {{fabric: 2 GB/s, latency: 2ms}}
 policies: {{planning: {planning}}}
-planning: {{window: 5s}}
+planning: {{window: 2s}}
 """
 WORKER = (
     "device: cpu, engine: dummy, kv_dtype: float32, startup: 5s, max_num_seqs: 16, "
@@ -47,11 +47,10 @@ WORKER = (
 )
 # A prompt of 1,200 tokens takes 0.36 s, and sixteen answers get a token every 20 ms.
 STEP_TIME = {"fixed_s": 0.012, "token_s": 0.00029, "decode_s": 0.0002}
-# A real cluster's planner waits for minutes; here a whole phase is one.
+# A real cluster's planner waits for minutes; here a whole phase is two.
 PLANNING = (
-    "{name: tandem, interval_s: 2s, history_s: 20s, "
-    "patience: {band: 0.1, dwell_s: 6s, cooldown_s: 10s}, simulate: true, "
-    "simulation: {window_s: 30s, period_s: 5s, requests: 200, cpu_s: 2s}}"
+    "{name: tandem, interval_s: 1s, history_s: 10s, "
+    "patience: {band: 0.1, dwell_s: 2s, cooldown_s: 5s}}"
 )
 PLANNER = "planner"
 SPLITS = {"1 + 3": (1, 3), "2 + 2": (2, 2), "3 + 1": (3, 1)}
@@ -93,8 +92,9 @@ class Bench:
         return record
 
 
-def live_and_twin(phase_s: float, seed: int, folder: Path | None) -> None:
-    """Prints as it goes; the verdict last."""
+def live_and_twin(phase_s: float, seed: int, only: Sequence[str], folder: Path | None) -> None:
+    """Of all splits and the planner, or of `only` some; prints as it goes, the verdict last."""
+    labels = [label for label in (*SPLITS, PLANNER) if not only or label in only]
     console = Console(width=120)
     load = Load([LONG_PROMPTS, LONG_ANSWERS, LONG_PROMPTS], phase_s, SLO, seed)
     rows = load.rows()
@@ -103,7 +103,7 @@ def live_and_twin(phase_s: float, seed: int, folder: Path | None) -> None:
         bench = Bench(place)
         bench.profile.write_text(json.dumps({"fitted": STEP_TIME}))
         live, twin = {}, {}
-        for point, label in enumerate((*SPLITS, PLANNER)):
+        for point, label in enumerate(labels):
             with running(bench.text(label), bench.folder) as cluster:
                 live[label] = asyncio.run(_ask(cluster, label, load, rows, point))
             arrivals = [
@@ -166,7 +166,7 @@ def _show_all(
 ) -> None:
     table = table_of(
         f"{sum(SPLITS['2 + 2'])} workers, {len(load.phases)} phases of {load.phase_s:g} s, "
-        f"{len(live[PLANNER].requests)} requests; {load.slo}",
+        f"{len(load.rows())} requests; {load.slo}",
         "prefill + decode",
         "",
     )
@@ -175,12 +175,14 @@ def _show_all(
         table.add_row("", "twin", *twin[label].cells())
     console.print(table)
     for world, runs in (("live", live), ("twin", twin)):
-        console.print(f"{world}: {verdict(load, runs)}", highlight=False, soft_wrap=True)
+        if PLANNER in runs and len(runs) > 1:
+            console.print(f"{world}: {verdict(load, runs)}", highlight=False, soft_wrap=True)
 
 
 def verdict(load: Load, runs: Mapping[str, PlayedLoad]) -> str:
     """The planner beside the best split. The first phase needs one flip, each later one two."""
-    best = max(SPLITS, key=lambda label: runs[label].goodput_rps)
+    splits = [label for label in runs if label != PLANNER]
+    best = max(splits, key=lambda label: runs[label].goodput_rps)
     ratio = runs[PLANNER].goodput_rps / max(1e-9, runs[best].goodput_rps)
     flips = runs[PLANNER].flips_by_phase()
     needed = [1] + [2] * (len(load.phases) - 1)

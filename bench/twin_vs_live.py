@@ -117,7 +117,8 @@ def _compare(subject: Subject, wishes: Wishes, folder: Path) -> None:
         seen = asyncio.run(ask(cluster, server, engine, plan.rounds))
         record = ProfileFit(server, engine, engine_record(engine), seen).fit()
         write_profile(profile, record)
-        most_rps = server.capacity_rps(server.cost(profile).step_time)
+        cost = server.cost(profile)
+        most_rps = server.capacity_rps(cost.step_time, cost.serving)
         print(f"\n{subject.name}: can do about {most_rps:.1f} requests a second")
         print(json.dumps({name: record.get(name) for name in ("serving", "kv_transfer")}))
         for number, share in enumerate(wishes.shares):

@@ -55,18 +55,23 @@ def load_of(server: SimulatedServer, profile, rate_rps: float, seed: int) -> Mea
         )
         for index, each in enumerate(drawn_load(rate_rps, LOAD_S, server.lengths, seed))
     ]
-    _, steps = server.play(asked, profile)
+    played, steps = server.play(asked, profile)
+    for each, answer in zip(asked, sorted(played, key=lambda one: one.serial), strict=True):
+        each.first_token_ns, each.last_token_ns = answer.first_token_ns, answer.last_token_ns
+        each.ending = answer.ending
     return MeasuredLoad(asked, LoopTime(1, 1, 1, 1.0, 0.0), steps)
 
 
-def fitted(server, folder, serving: ServingCost) -> Profile:
-    """By mixed loads of a server that costs `serving`, and others in which no worker waits."""
+def fitted(server, folder, serving: ServingCost, latency_s: float = 0.0) -> Profile:
+    """By mixed loads of a server that costs `serving`, and others in which no worker waits. KV
+    comes after `latency_s`, or after 5 ms for those who are alone."""
     live, quiet = folder / "live.json", folder / "quiet.json"
-    write_profile(live, record_of(serving))
+    write_profile(live, record_of(serving) | {"kv_transfer": {"latency_s": latency_s}})
     write_profile(quiet, record_of(SERVING))
     rate_rps = 0.5 * server.capacity_rps(SERVED)
     seen = Seen(gap_s={1: [0.01]})
     seen.first_s = {(16, 16): [0.02]}
+    seen.second_s = {16: [0.01 + 0.005]} if latency_s else {}
     seen.loads = [load_of(server, quiet, 0.3 * rate_rps, 1)]
     seen.mixed = [load_of(server, live, rate_rps, 2)]
     profile = folder / "profile.json"
@@ -88,6 +93,21 @@ def test_how_much_two_workers_slow_each_other_is_found_again(tmp_path, prefill, 
     found = fitted(server, tmp_path, live).serving
     assert found.prefill_slowdown == pytest.approx(prefill, abs=0.03)
     assert found.decode_slowdown == pytest.approx(decode, abs=0.03)
+
+
+def test_what_a_transfer_waits_under_load_is_found_again(tmp_path):
+    server = simulated_server(tmp_path, "prefill", "decode")
+    live = replace(SERVING, prefill_slowdown=1.2, decode_slowdown=1.1)
+    found = fitted(server, tmp_path, live, latency_s=0.02)
+    assert found.network.latency_s == pytest.approx(0.02, abs=0.002)
+    assert found.serving.prefill_slowdown == pytest.approx(1.2, abs=0.03)
+
+
+def test_workers_that_slow_each_other_can_do_less(tmp_path):
+    server = simulated_server(tmp_path, "prefill", "decode")
+    alone_rps = server.capacity_rps(SERVED)
+    slow = replace(SERVING, prefill_slowdown=1.25, decode_slowdown=1.25)
+    assert server.capacity_rps(SERVED, slow) == pytest.approx(alone_rps / 1.25)
 
 
 def test_capacity_is_the_rate_beyond_which_a_queue_grows(tmp_path):

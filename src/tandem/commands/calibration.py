@@ -194,7 +194,8 @@ async def _client(
 
 def validation_load(server: SimulatedServer, profile: Path) -> list[Conversation]:
     """Requests of drawn lengths, at a share of the rate that the workers could sustain."""
-    rate = VALIDATION_SHARE * server.capacity_rps(server.cost(profile).step_time)
+    cost = server.cost(profile)
+    rate = VALIDATION_SHARE * server.capacity_rps(cost.step_time, cost.serving)
     return drawn_load(rate, VALIDATION_S, server.lengths, VALIDATION_SEED)
 
 

@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from tandem.commands.calibration_load import MeasuredLoad, Seen, Steps
 from tandem.commands.engine_grid import TimedEngine
@@ -27,7 +29,14 @@ from tandem.cost.serving import (
     step_seconds,
     transfer_fields,
 )
-from tandem.cost.worker import ServingCost, StepShape, StepTime, WorkerCost
+from tandem.cost.worker import (
+    NO_SERVING_COST,
+    LinkCost,
+    ServingCost,
+    StepShape,
+    StepTime,
+    WorkerCost,
+)
 from tandem.facts.step_totals import StepTotals
 from tandem.facts.trace import TraceRow
 from tandem.report.record import MeasuredRequest, RequestOutcome, RunRecord
@@ -85,14 +94,17 @@ class SimulatedServer:
         cluster = self._cluster(with_profile(self.text, profile) if profile else self.text)
         return pool_cost(cluster, cluster.pools[0])
 
-    def capacity_rps(self, served: StepTime) -> float:
-        """Requests a second beyond which a queue grows for ever, if every worker had a core."""
+    def capacity_rps(self, served: StepTime, serving: ServingCost = NO_SERVING_COST) -> float:
+        """Requests a second beyond which a queue grows for ever. Two workers, each of which then
+        computes all the time, slow each other as `serving` has it."""
         prompt_tokens, answer_tokens = self.lengths.means
         rows = self.max_sequences
         gap_s = served.decode_seconds(rows, rows * (prompt_tokens + answer_tokens // 2))
         prefill_s = served.seconds(StepShape(((0, prompt_tokens),), sampled_rows=1))
         decode_s = answer_tokens * gap_s / rows
         if self.two_workers:
+            prefill_s *= serving.prefill_slowdown
+            decode_s *= serving.decode_slowdown
             return 1.0 / max(prefill_s, decode_s)
         return 1.0 / (prefill_s + decode_s)
 
@@ -173,6 +185,8 @@ class ProfileFit:
         if self._server.two_workers:
             serving = self._with_slowdowns(serving, served)
         self.record["serving"] = serving_fields(rounded(serving))
+        if transfers:
+            self.record["kv_transfer"] = transfer_fields(self._under_load(link))
         self.record["measured"] = {
             "noise_percent": round(100 * seen.noise(), 1),
             "first_tokens": [asdict(each) for each in seen.first_tokens()],
@@ -208,6 +222,20 @@ class ProfileFit:
         prefill, decode = (each if each > 1.01 else 1.0 for each in slowdowns)
         return replace(serving, prefill_slowdown=prefill, decode_slowdown=decode)
 
+    def _under_load(self, link: LinkCost) -> LinkCost:
+        """A transfer of requests that are alone, with the latency that it has while others are
+        served, too: its messages and threads wait for processors that compute steps. As much more
+        as answers of the mixed loads wait longer for their second token than in the simulator."""
+        profile = self._server.folder / "tried.json"
+        write_profile(profile, self.record)
+        added_s = [
+            handover_seconds(load.records)
+            - handover_seconds(self._server.play(load.records, profile)[0])
+            for load in self._seen.mixed
+        ]
+        latency_s = link.latency_s + fmean(added_s) if added_s else link.latency_s
+        return LinkCost(link.bytes_per_s, max(0.0, latency_s))
+
     def _lengthenings(
         self, serving: ServingCost, served: FittedStepTime, slowdowns: list[float]
     ) -> list[float]:
@@ -235,6 +263,17 @@ def _all_steps(loads: Iterable[MeasuredLoad]) -> Iterator[list[StepTotals]]:
 
 def write_profile(path: Path, record: dict[str, Any]) -> None:
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def handover_seconds(requests: Sequence[RequestOutcome]) -> float:
+    """What answers take from their first token to their last beside the time of each token, by
+    least squares: the wait of the second one for its KV."""
+    answers = [each for each in requests if each.finished and each.emitted_tokens > 1]
+    later_tokens = [each.emitted_tokens - 1 for each in answers]
+    if len(set(later_tokens)) < 2:
+        return 0.0
+    seconds = [(each.last_token_ns - each.first_token_ns) / 1e9 for each in answers]
+    return float(np.polyfit(later_tokens, seconds, 1)[1])
 
 
 def _lengthening(served: FittedStepTime, loads: Sequence[Steps], *, chunked: bool) -> float:
