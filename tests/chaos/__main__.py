@@ -18,7 +18,7 @@ from tests.chaos.accelerated import report as report_of_seeds
 from tests.chaos.namespaces import possible
 from tests.chaos.report import StormReport, write_report
 from tests.chaos.run import LoadLevel, drawn, expected_of, one_storm, up
-from tests.chaos.shapes import ON_A_NETWORK, PLAIN, WITH_TIERS, Shape
+from tests.chaos.shapes import CONTROLLED, ON_A_NETWORK, PLAIN, WITH_TIERS, Shape
 from tests.chaos.workload import catalogue
 
 QUESTIONS = 32
@@ -26,7 +26,7 @@ QUESTIONS = 32
 
 def shapes(only: str) -> list[Shape]:
     """Those whose names hold `only`; a host for each process where this system can."""
-    found = [*PLAIN, *WITH_TIERS, *(ON_A_NETWORK if possible() else ())]
+    found = [*PLAIN, *WITH_TIERS, *CONTROLLED, *(ON_A_NETWORK if possible() else ())]
     return [shape for shape in found if only in shape.name]
 
 

@@ -34,6 +34,18 @@ def test_bundled_clusters_can_be_built(name):
         assert pool_device(pool).usd_per_hour > 0
 
 
+def test_a_worker_has_as_many_blocks_as_the_memory_holds_that_the_file_gives_it(tmp_path):
+    text = (
+        "model: tandem-mini\nblock_size: 16\npools: [{name: w, device: cpu, kv_dtype: float32}]\n"
+    )
+    cluster = read(tmp_path, text + "serve: {kv-cache-memory: 64MiB}\n")
+    block_bytes = pool_cost(cluster, cluster.pools[0]).kv_bytes(16)
+    assert pool_blocks(cluster, cluster.pools[0]) == (64 << 20) // block_bytes
+    less = read(tmp_path, text, "serve.kv-cache-memory=64MiB", "pools.w.serve.kv-cache-memory=8MiB")
+    assert pool_blocks(less, less.pools[0]) == (8 << 20) // block_bytes
+    assert pool_blocks(read(tmp_path, text), cluster.pools[0]) > (1 << 30) // block_bytes
+
+
 def test_the_bundled_clusters_are_those_promised():
     assert set(bundled_clusters()) >= {
         "agents", "aggregated-16", "laptop", "mixed", "mooncake-16", "tiers",

@@ -96,7 +96,12 @@ class Cluster:
         "Of all chance of the simulator and of the policies.", default=0, live=Change.AT_ONCE
     )
     name: str = key("Tells the cluster from others of this user.", default="default", only="live")
-    serve: Serve = key("Options of `tandem serve`, for all processes.", factory=dict, only="live")
+    serve: Serve = key(
+        "Options of `tandem serve`, for all processes; `kv-cache-memory` counts in the simulator, "
+        "too.",
+        factory=dict,
+        only="live",
+    )
     gateways: Annotated[int, Meta(ge=1, le=64)] = key(
         "Processes that share one HTTP port.", default=1, only="live"
     )

@@ -100,7 +100,7 @@ class PoolConfig:
         only="live",
     )
     serve: PoolServe = key(
-        "Options of `tandem serve` for these workers; they count before the pool's figures.",
+        "Options of `tandem serve` for these workers, before the pool's figures and `serve`.",
         factory=dict,
         only="live",
     )

@@ -16,6 +16,7 @@ from tandem.config.hardware.worker import (
     load_device,
     worker_cost,
 )
+from tandem.config.options import parse_bytes
 from tandem.cost.device import DeviceSpec
 from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
@@ -75,9 +76,13 @@ def pool_cost(cluster: Cluster, pool: PoolConfig) -> WorkerCost:
 
 
 def pool_blocks(cluster: Cluster, pool: PoolConfig) -> int:
-    """KV blocks on one worker's devices. Raises `InvalidConfiguration` if the model does not
-    fit."""
-    return kv_blocks(worker_hardware(cluster, pool))
+    """KV blocks of one worker: as many as the `kv-cache-memory` that the file gives it holds, or
+    else as fit on its devices. Raises `InvalidConfiguration` if the model does not fit."""
+    memory = {**cluster.serve, **pool.serve}.get("kv-cache-memory", "auto")
+    if memory == "auto":
+        return kv_blocks(worker_hardware(cluster, pool))
+    block_bytes = pool_cost(cluster, pool).kv_bytes(cluster.block_size)
+    return max(1, int(parse_bytes(str(memory), "kv-cache-memory") / block_bytes))
 
 
 def pool_device(pool: PoolConfig) -> DeviceSpec:
