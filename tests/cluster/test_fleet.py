@@ -119,6 +119,17 @@ def test_a_report_takes_off_exactly_what_the_worker_had_received(seed: int) -> N
     assert not one.workers["w"].sent_by
 
 
+def test_what_is_typical_of_the_prompts_at_a_worker_follows_what_is_sent():
+    fleet = Fleet({"w": Capacity(COST, 4, 100, 4)})
+    fleet.join("w", Role.BOTH, 0)
+    assert fleet.views()[0].typical_prefill_tokens == 0
+    fleet.send("w", 500, 600)
+    assert fleet.views()[0].typical_prefill_tokens == 500
+    for _ in range(50):
+        fleet.send("w", 100, 600)
+    assert 100 <= fleet.views()[0].typical_prefill_tokens < 105
+
+
 def test_less_urgent_prompts_wait_behind_a_more_urgent_one_but_for_the_step_under_way():
     fleet = Fleet({"w": Capacity(COST, 4, 100, 4)})
     fleet.join("w", Role.BOTH, 0)

@@ -464,6 +464,9 @@ def test_demand_predicts_from_what_was():
             demand.got_token("a", number)
         assert demand.waiting == 0
         demand.left("a", finished=True)
+        if number == 9:
+            # The first guess has no more weight than any of the first answers.
+            assert demand.expected_tokens(1000) == pytest.approx((128 + 10 * 20) / 11)
     assert demand.expected_tokens(1000) == pytest.approx(20, abs=1)
     assert demand.open_ids == ()
     for number in range(40):

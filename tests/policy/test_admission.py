@@ -63,6 +63,19 @@ def test_a_long_queue_is_refused_in_words_until_it_drained(name):
 
 
 @pytest.mark.parametrize("name", EARLY)
+def test_decodes_wait_for_prompts_where_both_are_computed(name):
+    """Twenty answers of 100 tokens, for each of which a prompt of 110 ms comes meanwhile: 22 ms a
+    token beside the 23 ms of its own step."""
+    asked, policy = request(tpot=0.035), ADMISSIONS[name]()
+    both = busy_worker("w", 20, Role.BOTH, typical_prefill_tokens=1000)
+    assert judge(policy, asked, both, both).reason.startswith("predicted TPOT 4")
+    cached = replace(both, typical_prefill_tokens=40)
+    assert judge(policy, asked, cached, cached) == ADMITTED
+    apart = replace(both, role=Role.DECODE)
+    assert judge(policy, asked, prefill_worker(), apart) == ADMITTED
+
+
+@pytest.mark.parametrize("name", EARLY)
 def test_what_was_waited_counts_against_the_promise_and_not_against_the_next_try(name):
     asked = request(ttft=1.0)
     decode = worker("d", Role.DECODE)

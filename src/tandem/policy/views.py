@@ -63,7 +63,8 @@ class WorkerView(Struct, frozen=True):
     `queued_prefill_tokens`: prompt tokens accepted and not yet computed, cached ones left out.
     `running_sequences` are decoding and attend to `context_tokens` in all; `waiting_requests` have
     not started. `expected_decodes` and `expected_context_tokens` are requests on their way here
-    whose prefill still runs elsewhere. A worker that drains, starts or died is not `accepting`.
+    whose prefill still runs elsewhere. `typical_prefill_tokens` are the uncached tokens of a prompt
+    as they were sent here lately. A worker that drains, starts or died is not `accepting`.
     """
 
     worker: str
@@ -77,6 +78,7 @@ class WorkerView(Struct, frozen=True):
     context_tokens: int = 0
     expected_decodes: int = 0
     expected_context_tokens: int = 0
+    typical_prefill_tokens: int = 0
     max_sequences: int = 256
     block_size: int = 16
     total_blocks: int = 1

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from tandem.facts.fair_shares import FairShares
 
 NS_PER_S = 1e9
-# The newest answer or gap counts so much against all before.
+# The newest answer or gap counts so much against all before; of the first answers, as much as each
+# of those and the first guess.
 NEWEST = 0.02
 FIRST_GUESS_TOKENS = 128.0
 LONGEST_RETRY_S = 60.0
@@ -19,6 +20,7 @@ class Demand:
         self.waiting = 0
         self._answers: dict[str, int] = {}
         self._mean_tokens = FIRST_GUESS_TOKENS
+        self._finished = 0
         self._mean_gap_s = 0.0
         self._started_ns: int | None = None
 
@@ -48,7 +50,9 @@ class Demand:
         tokens = self._answers.pop(request_id)
         self.waiting -= tokens == 0
         if finished:
-            self._mean_tokens += NEWEST * (tokens - self._mean_tokens)
+            self._finished += 1
+            newest = max(NEWEST, 1 / (1 + self._finished))
+            self._mean_tokens += newest * (tokens - self._mean_tokens)
 
     def expected_tokens(self, max_tokens: int) -> float:
         """The mean of finished answers, within what the request allows."""

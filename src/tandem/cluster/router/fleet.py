@@ -31,6 +31,10 @@ class Capacity:
     pool: str = ""
 
 
+# The weight of the newest prompt in what is typical of a worker's.
+RECENT = 0.1
+
+
 class SentLoad(Struct):
     """What was sent to a worker and its last report leaves out."""
 
@@ -113,6 +117,7 @@ class TrackedWorker:
     reported_ns: int
     accepting: bool = True
     sent: SentLoad = field(default_factory=SentLoad)
+    typical_prefill_tokens: float | None = None
     prefilling: ByPriority = field(default_factory=ByPriority)
     expected: ByPriority = field(default_factory=ByPriority)
     view: WorkerView | None = None
@@ -197,6 +202,12 @@ class Fleet:
         tracked.view = None
         tracked.sent.requests += 1
         tracked.sent.prefill_tokens += prefill_tokens
+        typical = tracked.typical_prefill_tokens
+        tracked.typical_prefill_tokens = (
+            float(prefill_tokens)
+            if typical is None
+            else typical + RECENT * (prefill_tokens - typical)
+        )
         tracked.sent.blocks += -(-known_tokens // tracked.capacity.block_size)
 
     def expect_decode(
@@ -321,6 +332,7 @@ class Fleet:
             context_tokens=report.context_tokens + sent.context_tokens,
             expected_decodes=len(tracked.expected),
             expected_context_tokens=tracked.expected.tokens,
+            typical_prefill_tokens=round(tracked.typical_prefill_tokens or 0),
             max_sequences=capacity.max_sequences,
             block_size=capacity.block_size,
             total_blocks=capacity.block_count,

@@ -105,15 +105,24 @@ def later_tokens_refusal(
     """Refuses when the decode worker, `ahead_s` from now and with this request on it, breaks the
     promised TPOT or has no room. The wait is until enough of its sequences ended."""
     view = expected.view
-    load = load_with(request, view, expected.at(ahead_s))
+    load = _load(request, expected, ahead_s)
     if load.worst() <= 1:
         return None
     decoding = [each for each in workers if each.accepting and each.role.decodes]
-    alone = [(load_with(request, each, EMPTY), each) for each in decoding]
+    alone = [(_alone(request, each), each) for each in decoding]
     if all(each.worst() > 1 for each, _ in alone):
         best, best_view = min(alone, key=lambda pair: (pair[0].worst(), pair[1].worker))
         return Refusal(_never(request, best, best_view), inf)
     return Refusal(_now_or_then(request, load, view, ahead_s), _wait_s(request, expected, ahead_s))
+
+
+def _load(request: RequestView, expected: DecodeForecast, ahead_s: float) -> DecodeLoad:
+    others = expected.at(ahead_s)
+    return load_with(request, expected.view, others, expected.answer_tokens)
+
+
+def _alone(request: RequestView, view: WorkerView) -> DecodeLoad:
+    return load_with(request, view, EMPTY, 1.0)
 
 
 def without_infeasible(request: RequestView, workers: Sequence[WorkerView]) -> RequestView:
@@ -121,7 +130,7 @@ def without_infeasible(request: RequestView, workers: Sequence[WorkerView]) -> R
     if request.slo.tpot_s is None:
         return request
     decoding = [view for view in workers if view.accepting and view.role.decodes]
-    if any(load_with(request, view, EMPTY).gap_share <= 1 for view in decoding):
+    if any(_alone(request, view).gap_share <= 1 for view in decoding):
         return request
     return structs.replace(request, slo=replace(request.slo, tpot_s=None))
 
@@ -130,12 +139,12 @@ def _wait_s(request: RequestView, expected: DecodeForecast, ahead_s: float) -> f
     """The soonest instant found, never before `ahead_s`, at which the load holds."""
     # By then everybody who is known of has ended.
     high_s = expected.arriving_s + expected.answer_s
-    if load_with(request, expected.view, expected.at(high_s)).worst() > 1:
+    if _load(request, expected, high_s).worst() > 1:
         return inf
     low_s = ahead_s
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
-        if load_with(request, expected.view, expected.at(middle_s)).worst() > 1:
+        if _load(request, expected, middle_s).worst() > 1:
             low_s = middle_s
         else:
             high_s = middle_s

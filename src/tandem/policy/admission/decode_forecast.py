@@ -67,12 +67,20 @@ def forecast(view: WorkerView, answer_tokens: float, arriving_s: float) -> Decod
     answer_tokens = max(1.0, answer_tokens)
     arriving, prompts = _on_their_way(view)
     # Whoever comes to an idle worker in a crowd does not decode at an idle worker's pace.
-    gap_s = view.cost.decode_seconds(
-        max(1, view.running_sequences, arriving), max(view.context_tokens, prompts)
-    )
-    gap_s = max(_SHORTEST_GAP_S, gap_s)
+    crowd = max(view.running_sequences, arriving)
+    gap_s = view.cost.decode_seconds(max(1, crowd), max(view.context_tokens, prompts))
+    gap_s = max(_SHORTEST_GAP_S, gap_s + _prompts_between_s(view, crowd, answer_tokens))
     arriving_s = min(max(_SHORTEST_ARRIVAL_S, arriving_s), _LONGEST_ARRIVAL_S)
     return DecodeForecast(view, answer_tokens, gap_s, answer_tokens * gap_s, arriving_s)
+
+
+def _prompts_between_s(view: WorkerView, others: float, answer_tokens: float) -> float:
+    """What the prompts of others add to the gap between two tokens, where the worker computes
+    prompts, too, and decodes wait for them (DistServe, arXiv 2401.09670, section 2): during an
+    answer as many requests come as are there (Little's law), each with one prompt."""
+    if not (view.role.prefills and view.typical_prefill_tokens):
+        return 0.0
+    return others * view.cost.prefill_seconds(view.typical_prefill_tokens) / answer_tokens
 
 
 def _on_their_way(view: WorkerView) -> tuple[int, int]:
@@ -99,9 +107,12 @@ class DecodeLoad:
 EMPTY = Occupancy(0.0, 0.0, 0.0)
 
 
-def load_with(request: RequestView, view: WorkerView, others: Occupancy) -> DecodeLoad:
+def load_with(
+    request: RequestView, view: WorkerView, others: Occupancy, answer_tokens: float
+) -> DecodeLoad:
     """The request attends to its prompt and, on average, half its answer; it needs room for all of
-    both. Without an SLO on TPOT only the room for sequences and KV limits."""
+    both; the answers of `others` are `answer_tokens` long. Without an SLO on TPOT only the room for
+    sequences and KV limits."""
     own_context_tokens = request.prompt_tokens + ceil(request.expected_output_tokens / 2)
     own_kv_tokens = request.prompt_tokens + ceil(request.expected_output_tokens)
     # An expected 0.3 sequence is one that may still be there; 1e-6 forgives rounding.
@@ -109,6 +120,7 @@ def load_with(request: RequestView, view: WorkerView, others: Occupancy) -> Deco
     context_tokens = own_context_tokens + ceil(others.context_tokens - 1e-6)
     kv_tokens = own_kv_tokens + ceil(others.kv_tokens - 1e-6)
     gap_s = view.cost.decode_seconds(sequences, context_tokens)
+    gap_s += _prompts_between_s(view, others.sequences, answer_tokens)
     promised_s = request.slo.tpot_s
     return DecodeLoad(
         gap_s=gap_s,
