@@ -14,6 +14,7 @@ from tandem.policy.admission.decode_forecast import (
     DecodeForecast,
     DecodeLoad,
     load_with,
+    prompts_between_s,
 )
 from tandem.policy.routing.contract import Route
 from tandem.policy.routing.pairing import quotes_by_link, sides
@@ -105,24 +106,17 @@ def later_tokens_refusal(
     """Refuses when the decode worker, `ahead_s` from now and with this request on it, breaks the
     promised TPOT or has no room. The wait is until enough of its sequences ended."""
     view = expected.view
-    load = _load(request, expected, ahead_s)
+    # Whoever leaves until then is followed by somebody as long as more come than fit.
+    prompts_s = prompts_between_s(view, expected.crowd, expected.answer_tokens)
+    load = load_with(request, view, expected.at(ahead_s), prompts_s)
     if load.worst() <= 1:
         return None
     decoding = [each for each in workers if each.accepting and each.role.decodes]
-    alone = [(_alone(request, each), each) for each in decoding]
+    alone = [(load_with(request, each, EMPTY), each) for each in decoding]
     if all(each.worst() > 1 for each, _ in alone):
         best, best_view = min(alone, key=lambda pair: (pair[0].worst(), pair[1].worker))
         return Refusal(_never(request, best, best_view), inf)
     return Refusal(_now_or_then(request, load, view, ahead_s), _wait_s(request, expected, ahead_s))
-
-
-def _load(request: RequestView, expected: DecodeForecast, ahead_s: float) -> DecodeLoad:
-    others = expected.at(ahead_s)
-    return load_with(request, expected.view, others, expected.answer_tokens)
-
-
-def _alone(request: RequestView, view: WorkerView) -> DecodeLoad:
-    return load_with(request, view, EMPTY, 1.0)
 
 
 def without_infeasible(request: RequestView, workers: Sequence[WorkerView]) -> RequestView:
@@ -130,25 +124,32 @@ def without_infeasible(request: RequestView, workers: Sequence[WorkerView]) -> R
     if request.slo.tpot_s is None:
         return request
     decoding = [view for view in workers if view.accepting and view.role.decodes]
-    if any(_alone(request, view).gap_share <= 1 for view in decoding):
+    if any(load_with(request, view, EMPTY).gap_share <= 1 for view in decoding):
         return request
     return structs.replace(request, slo=replace(request.slo, tpot_s=None))
 
 
 def _wait_s(request: RequestView, expected: DecodeForecast, ahead_s: float) -> float:
-    """The soonest instant found, never before `ahead_s`, at which the load holds."""
+    """The soonest instant found, never before `ahead_s`, at which the load holds if nobody else
+    comes."""
     # By then everybody who is known of has ended.
     high_s = expected.arriving_s + expected.answer_s
-    if _load(request, expected, high_s).worst() > 1:
+    if _left(request, expected, high_s).worst() > 1:
         return inf
     low_s = ahead_s
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
-        if _load(request, expected, middle_s).worst() > 1:
+        if _left(request, expected, middle_s).worst() > 1:
             low_s = middle_s
         else:
             high_s = middle_s
     return high_s
+
+
+def _left(request: RequestView, expected: DecodeForecast, ahead_s: float) -> DecodeLoad:
+    others = expected.at(ahead_s)
+    prompts_s = prompts_between_s(expected.view, others.sequences, expected.answer_tokens)
+    return load_with(request, expected.view, others, prompts_s)
 
 
 def _now_or_then(request: RequestView, load: DecodeLoad, view: WorkerView, ahead_s: float) -> str:

@@ -40,6 +40,11 @@ class DecodeForecast:
     answer_s: float
     arriving_s: float
 
+    @property
+    def crowd(self) -> int:
+        """Everybody who is known of, running or on the way."""
+        return self.view.running_sequences + _on_their_way(self.view)[0]
+
     def at(self, ahead_s: float) -> Occupancy:
         view, per_answer = self.view, min(1.0, ahead_s / self.answer_s)
         staying = 1.0 - per_answer
@@ -67,14 +72,16 @@ def forecast(view: WorkerView, answer_tokens: float, arriving_s: float) -> Decod
     answer_tokens = max(1.0, answer_tokens)
     arriving, prompts = _on_their_way(view)
     # Whoever comes to an idle worker in a crowd does not decode at an idle worker's pace.
-    crowd = max(view.running_sequences, arriving)
-    gap_s = view.cost.decode_seconds(max(1, crowd), max(view.context_tokens, prompts))
-    gap_s = max(_SHORTEST_GAP_S, gap_s + _prompts_between_s(view, crowd, answer_tokens))
+    gap_s = view.cost.decode_seconds(
+        max(1, view.running_sequences, arriving), max(view.context_tokens, prompts)
+    )
+    gap_s += prompts_between_s(view, view.running_sequences + arriving, answer_tokens)
+    gap_s = max(_SHORTEST_GAP_S, gap_s)
     arriving_s = min(max(_SHORTEST_ARRIVAL_S, arriving_s), _LONGEST_ARRIVAL_S)
     return DecodeForecast(view, answer_tokens, gap_s, answer_tokens * gap_s, arriving_s)
 
 
-def _prompts_between_s(view: WorkerView, others: float, answer_tokens: float) -> float:
+def prompts_between_s(view: WorkerView, others: float, answer_tokens: float) -> float:
     """What the prompts of others add to the gap between two tokens, where the worker computes
     prompts, too, and decodes wait for them (DistServe, arXiv 2401.09670, section 2): during an
     answer as many requests come as are there (Little's law), each with one prompt."""
@@ -108,10 +115,10 @@ EMPTY = Occupancy(0.0, 0.0, 0.0)
 
 
 def load_with(
-    request: RequestView, view: WorkerView, others: Occupancy, answer_tokens: float
+    request: RequestView, view: WorkerView, others: Occupancy, prompts_s: float = 0.0
 ) -> DecodeLoad:
     """The request attends to its prompt and, on average, half its answer; it needs room for all of
-    both; the answers of `others` are `answer_tokens` long. Without an SLO on TPOT only the room for
+    both; prompts of others add `prompts_s` to each gap. Without an SLO on TPOT only the room for
     sequences and KV limits."""
     own_context_tokens = request.prompt_tokens + ceil(request.expected_output_tokens / 2)
     own_kv_tokens = request.prompt_tokens + ceil(request.expected_output_tokens)
@@ -119,8 +126,7 @@ def load_with(
     sequences = 1 + ceil(others.sequences - 1e-6)
     context_tokens = own_context_tokens + ceil(others.context_tokens - 1e-6)
     kv_tokens = own_kv_tokens + ceil(others.kv_tokens - 1e-6)
-    gap_s = view.cost.decode_seconds(sequences, context_tokens)
-    gap_s += _prompts_between_s(view, others.sequences, answer_tokens)
+    gap_s = view.cost.decode_seconds(sequences, context_tokens) + prompts_s
     promised_s = request.slo.tpot_s
     return DecodeLoad(
         gap_s=gap_s,
