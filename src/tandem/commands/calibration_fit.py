@@ -233,8 +233,9 @@ class ProfileFit:
             - handover_seconds(self._server.play(load.records, profile)[0])
             for load in self._seen.mixed
         ]
-        latency_s = link.latency_s + fmean(added_s) if added_s else link.latency_s
-        return LinkCost(link.bytes_per_s, max(0.0, latency_s))
+        # Nothing comes sooner for others that are served; what says so is noise.
+        added = max(0.0, fmean(added_s)) if added_s else 0.0
+        return LinkCost(link.bytes_per_s, link.latency_s + added)
 
     def _lengthenings(
         self, serving: ServingCost, served: FittedStepTime, slowdowns: list[float]
