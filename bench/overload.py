@@ -3,7 +3,7 @@ class while a free one floods. Both in the simulator; with --live also on a clus
 the twin's figure beside each.
 
 Usage: python bench/overload.py TRACES [--requests 4000] [--processes 2] [--only knee,flood]
-       python bench/overload.py --live [--requests 200]
+       python bench/overload.py --live [--requests 600] [--seconds 60] [--only knee,flood]
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from flood_live import flood_live_and_twin
 from overload_live import live_and_twin
 from published_runs import CONVERSATION, Bench
 from tandem.bench.traces.reader import read_trace
@@ -206,13 +207,17 @@ def main() -> None:
     parser.add_argument(
         "--requests", type=int, help="of the trace (4000; 0: all), of each live run"
     )
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each flood, live")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="knee,flood")
     wishes = parser.parse_args()
     console = Console(width=120)
     if wishes.live:
         compared = {name: POLICIES[name] for name in ("none", "prediction", "prediction + breaker")}
-        live_and_twin(compared, wishes.requests or 200, console)
+        if "knee" in wishes.only.split(","):
+            live_and_twin(compared, wishes.requests or 600, console)
+        if "flood" in wishes.only.split(","):
+            flood_live_and_twin(compared, wishes.seconds, console)
         return
     if wishes.traces is None:
         parser.error("name the folder of the traces, or --live")

@@ -159,7 +159,7 @@ def test_workers_of_one_machine_are_counted_together():
     alone = setups("16MiB", 1, 3 * GIB)
     assert not alone.share.checked_memory()
     need = need_beside_kv(
-        alone.share.model,
+        alone.share.models["w"],
         alone.cluster.pools[0],
         worker_options(alone.cluster, alone.cluster.pools[0]),
     )

@@ -73,7 +73,7 @@ def test_a_gateway_that_knows_no_weights_learns_what_blocks_are_called():
     nowhere = CacheRoot("a name", "main", b"layout")
     gateway = GatewayUnderTest(root=nowhere)
     assert sent_to(gateway.receive(of_root("w0", NEW)), "w0") == [gateway.machine.config.terms]
-    assert gateway.machine.router.admission.root == NEW
+    assert gateway.machine.router.admission.roots[""] == NEW
     holds(gateway, "w0", NEW)
     assert known_hits(gateway, NEW) == {"w0": 8}
     gateway.submit("r", 9)
@@ -101,13 +101,13 @@ def test_a_restart_with_new_weights_one_by_one():
     gateway.handle(PeerGone("w0/1", "restarted"))
     gateway.receive(of_root("w0", NEW, incarnation="2"))
     gateway.receive(BlocksListed("w0", Tier.DEVICE, chain_under(NEW, 8), 1), incarnation="2")
-    assert gateway.machine.router.admission.root == OLD
+    assert gateway.machine.router.admission.roots[""] == OLD
     assert known_hits(gateway, OLD) == {"w1": 8, "w2": 8}
     assert known_hits(gateway, NEW) == {}
     gateway.handle(PeerGone("w1/1", "restarted"))
     effects = gateway.receive(of_root("w1", NEW, incarnation="2"))
     # Two against one: from now on the new names count, and whoever holds such blocks says which.
-    assert gateway.machine.router.admission.root == NEW
+    assert gateway.machine.router.admission.roots[""] == NEW
     assert known_hits(gateway, OLD) == {}
     listings = [ListBlocks(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)]
     assert of_kind(sent_to(effects, "w0"), ListBlocks) == listings
@@ -122,7 +122,7 @@ def test_those_who_compute_prompts_say_what_blocks_are_called():
     """Where decode workers store KV otherwise, as many as they may be."""
     decoding = [of_root(f"d{n}", NEW, Role.DECODE) for n in range(3)]
     gateway = GatewayUnderTest(*decoding, of_root("p", OLD, Role.PREFILL))
-    assert gateway.machine.router.admission.root == OLD
+    assert gateway.machine.router.admission.roots[""] == OLD
 
 
 def test_nobody_is_turned_away_for_other_weights():

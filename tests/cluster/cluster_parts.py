@@ -1,7 +1,7 @@
 """Small pieces of a cluster, for tests of one rule at a time."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -69,6 +69,12 @@ def register(name: str, role: Role = Role.BOTH, *, block_size: int = 4, **change
     return replace(presented, **changes)
 
 
+def capacity(register: Register) -> Capacity:
+    """Of a worker of the cluster's model."""
+    geometry, blocks = register.export.geometry, register.export.block_count
+    return Capacity(COST, geometry.block_size, blocks, 4, register.pool)
+
+
 class MachineUnderTest:
     """A machine with a clock of its own, audited after every turn."""
 
@@ -104,6 +110,8 @@ class GatewayUnderTest(MachineUnderTest):
         planning: PlanningConfig | None = None,
         terms: Registered = TERMS,
         limits: LimitTerms | None = None,
+        pool_models: Mapping[str, str] | None = None,
+        capacity_of: Callable[[Register], Capacity] = capacity,
         **router,
     ) -> None:
         config = GatewayConfig(
@@ -119,19 +127,14 @@ class GatewayUnderTest(MachineUnderTest):
                     **router,
                 }
             ),
-            capacity_of=lambda register: Capacity(
-                COST,
-                register.export.geometry.block_size,
-                register.export.block_count,
-                4,
-                register.pool,
-            ),
+            capacity_of=capacity_of,
             terms=terms,
             model="model",
             revision="revision",
             block_format=block_format,
             planning=planning,
             limits=limits or LimitTerms(),
+            pool_models=pool_models or {},
         )
         self.machine = GatewayMachine(config)
         self.now_ns = 0

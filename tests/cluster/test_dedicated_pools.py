@@ -213,7 +213,7 @@ def test_who_waits_for_other_workers_is_before_nobody():
 
     def waiting(service_class: str) -> list[int]:
         view = RequestView("new", 99, 0, 5, 10.0, service_class=service_class)
-        found = queue.before(fleet.open_to(service_class, fleet.views()), view)
+        found = queue.before(fleet.open_to(view, fleet.views()), view)
         return [each.waiting_requests for each in found]
 
     assert waiting("fast") == [0]

@@ -10,7 +10,7 @@ from tandem.cluster.router.fleet import Capacity, Fleet
 from tandem.facts.fleet import Role
 from tandem.messages.router import LoadReported
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.views import WorkerView
+from tandem.policy.views import RequestView, WorkerView
 from tests.cluster.cluster_parts import COST
 
 
@@ -172,18 +172,28 @@ def test_answers_of_less_urgent_prompts_begin_after_those_of_a_more_urgent_one()
     assert fleet.views_ahead(0)[0] is fleet.views()[0]
 
 
-POOLS = {"a0": "a", "a1": "a", "b0": "b", "m0": "main", "m1": "main"}
+POOLS = {"a0": "a", "a1": "a", "b0": "b", "m0": "main", "m1": "main", "s0": "s", "s1": "s"}
+# What the workers of some pools serve instead of the cluster's model.
+MODELS = {"s": "small"}
+SMALL = ServiceClass("small", pools=("s",), model="small")
 SOME_CLASSES = [
-    Classes((ServiceClass("one", pools=("a",)), ServiceClass("two", pools=("a", "b")))),
-    Classes((ServiceClass("one", pools=("b",)), ServiceClass("two"))),
+    Classes((ServiceClass("one", pools=("a",)), ServiceClass("two", pools=("a", "b")), SMALL)),
+    Classes((ServiceClass("one", pools=("b",)), SMALL, ServiceClass("two"))),
     Classes((ServiceClass("one"), ServiceClass("two"))),
 ]
+NAMES = ("one", "two", "small", "")
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_who_is_open_to_whom_follows_whatever_happens_to_the_workers(seed: int) -> None:
     chance, classes = Random(seed), SOME_CLASSES[seed % 3]
-    one = Fleet({name: Capacity(COST, 4, 100, 4, pool) for name, pool in POOLS.items()}, classes)
+    one = Fleet(
+        {
+            name: Capacity(COST, 4, 100, 4, pool, MODELS.get(pool, ""))
+            for name, pool in POOLS.items()
+        },
+        classes,
+    )
     for _ in range(60):
         worker = chance.choice(list(POOLS))
         match chance.randrange(7) if worker in one.workers else 0:
@@ -204,11 +214,17 @@ def test_who_is_open_to_whom_follows_whatever_happens_to_the_workers(seed: int) 
         for each in classes.classes:
             own = [view for view in views if POOLS[view.worker] in each.pools]
             taking = [view.role for view in own if view.accepting]
-            if any(role.prefills for role in taking) and any(role.decodes for role in taking):
+            both = any(role.prefills for role in taking) and any(role.decodes for role in taking)
+            if both or each.model:
                 served[each.name] = own
-        for name in ("one", "two", ""):
-            assert one.open_to(name, views) == served.get(name, shared)
-            for other in ("one", "two", ""):
+        for name in NAMES:
+            for model in ("", "small"):
+                view = RequestView("r", 0, 0, 1, 1.0, service_class=name, model=model)
+                alike = served.get(name) if classes.named(name).model == model else None
+                if alike is None:
+                    alike = [each for each in shared if MODELS.get(POOLS[each.worker], "") == model]
+                assert one.open_to(view, views) == alike
+            for other in NAMES:
                 pools = {each.name: set(each.pools) for each in classes.classes}
                 common = name == other or bool(pools.get(name, set()) & pools.get(other, set()))
                 both = (name in served) + (other in served)

@@ -195,6 +195,8 @@ def test_a_tenant_has_at_most_its_share_of_each_tier():
     effects = store(hierarchy, "wxyz", tenant="t")
     assert changes(effects) == [(HOST, (), digests("wx"))]
     assert hierarchy.caches.by_tier[HOST].store.blocks == 6
+    (of_host, of_disk) = hierarchy.caches.figures()
+    assert (of_host.tenant_blocks, of_disk.tenant_blocks) == ((("t", 2),), (("t", 0),))
 
 
 BLOCKS = st.lists(st.sampled_from("abcdefghij"), max_size=5, unique=True)

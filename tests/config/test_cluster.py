@@ -147,6 +147,14 @@ seed: 7
         ),
         ("classes: [{name: a, pools: [q]}]", "line 5: class a: there is no pool q"),
         ("classes: [{name: a, pools: [p]}]", "line 5: class a: none of its pools takes decode"),
+        (
+            "classes: [{name: a, degrade: {service_class: b}}]",
+            "line 5: class a: degrade: there is no class b",
+        ),
+        (
+            "classes: [{name: a, degrade: {service_class: a}}]",
+            "line 5: class a: degrade: name another class than its own",
+        ),
         ("classes: [{name: a, pools: [p, d]}]", "line 5: every pool that takes prefill is some"),
         ("classes: [{name: a, client_may_raise: -1}]", "client_may_raise: a number must not be"),
         ("tiers: {pin_share: 1}", "line 5: pin_share must be at most 0.9, got 1"),
@@ -161,6 +169,25 @@ seed: 7
 )
 def test_a_mistake_names_file_line_and_remedy(tmp_path, change, told):
     assert told in mistake(read, tmp_path, SMALL + change)
+
+
+TWO_MODELS = """\
+model: m
+pools:
+- {name: p, device: h100}
+- {name: s, device: h100, model: n}
+"""
+
+
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [
+        ("[]", "line 4: pool s has a model of its own, and no class names the pool"),
+        ("[{name: a, pools: [p, s]}]", "line 5: class a: its pools serve different models"),
+    ],
+)
+def test_nobody_is_answered_by_one_model_or_another(tmp_path, classes, told):
+    assert told in mistake(read, tmp_path, f"{TWO_MODELS}classes: {classes}\n")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from tandem.config.cluster.file import read_cluster
 from tandem.config.cluster.reference import reference
-from tandem.config.environment import BUNDLED_MODEL
-from tandem.config.hardware.pools import capacity_of
+from tandem.config.environment import BUNDLED_DRAFT, BUNDLED_MODEL
+from tandem.config.hardware.pools import capacity_of, pool_models
 from tandem.config.hardware.worker import DEVICES
 from tandem.config.journal import KEPT_KEYS, recorded_cluster, recorded_text
 from tandem.config.policies import router_config
@@ -29,6 +29,7 @@ journal: {{directory: /var/acme, keep: 2}}
 pools:
   - {{name: prefill, role: prefill, device: "{device}", count: 2, serve: {{threads: 3}}}}
   - {{name: decode, role: decode, device: cpu, time_model: {{name: profile, path: "{profile}"}}}}
+  - {{name: small, device: cpu, model: "{small}"}}
 tiers:
   host: {{capacity: 1GiB}}
   remote: {{capacity: 2GiB, redis: "redis://user:Key-Two@redis.acme/0", redis_capacity: 1GiB}}
@@ -36,6 +37,7 @@ policies: {{routing: prefix-first, admission: prediction, transfer: push}}
 queue: {{max_requests: 7}}
 classes:
   - {{name: gold, priority: 1, slo: {{ttft: 2s}}, headers: {{x-acme: gold}}}}
+  - {{name: lead, pools: [small]}}
 tenants:
   - {{name: zeta-acme, weight: 3, api_keys: [Key-Three], service_class: gold}}
   - {{name: alpha-acme, api_keys_file: /etc/acme, api_keys_env: ACME_KEYS}}
@@ -48,14 +50,16 @@ PROFILE = '{"fitted": {"fixed_s": 0.01, "token_s": 0.001}}'
 @pytest.fixture
 def files(tmp_path) -> Path:
     """A cluster file, and what it names."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text((BUNDLED_MODEL / "config.json").read_text())
+    model, small = tmp_path / "model", tmp_path / "small"
+    for folder, bundled in ((model, BUNDLED_MODEL), (small, BUNDLED_DRAFT)):
+        folder.mkdir()
+        (folder / "config.json").write_text((bundled / "config.json").read_text())
     device, profile = tmp_path / "mine.yaml", tmp_path / "profile.json"
     device.write_text((DEVICES / "cpu.yaml").read_text())
     profile.write_text(PROFILE)
     cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(TEXT.format(model=model, device=device, profile=profile))
+    text = TEXT.format(model=model, device=device, profile=profile, small=small)
+    cluster.write_text(text)
     return cluster
 
 
@@ -70,12 +74,15 @@ def test_it_makes_the_same_decisions_where_no_file_is_left(files, tmp_path):
     for path in (files, *(Path(name) for name in taken)):
         if path.is_file():
             path.unlink()
-    (tmp_path / "model" / "config.json").unlink()
+    for model in ("model", "small"):
+        (tmp_path / model / "config.json").unlink()
     folder = tmp_path / "played"
     folder.mkdir()
     after = recorded_cluster(text, taken, folder)
     assert after.policies == before.policies
     assert after.seed == 7
+    # Its workers registered with a model of this name.
+    assert pool_models(after)["small"].rpartition("/")[2] == "small"
     again = router_config(after, CacheRoot("", "", b""), 16, {})
     assert again.queue == line
     assert line.weights["zeta-acme"] == 3

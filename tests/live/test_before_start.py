@@ -1,5 +1,7 @@
 """What keeps a cluster from starting is reported before it has a process or a file."""
 
+import json
+import shutil
 import socket
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 from tandem.config.cluster.live import checked
 from tandem.config.cluster.tree import override, parse
+from tandem.config.environment import BUNDLED
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.state_directory import (
     ClusterRecord,
@@ -117,3 +120,50 @@ def test_tiers_that_want_more_memory_than_there_is_are_refused(tmp_path):
 def test_a_tier_with_room_for_less_than_a_block_is_refused(tmp_path):
     with pytest.raises(InvalidConfiguration, match=r"tiers\.host: a block of this model has"):
         check(tmp_path, "tiers.host.capacity=1KiB")
+
+
+SMALL = BUNDLED / "tandem-mini-draft"
+TWO_MODELS = """\
+model: tandem-mini
+max_model_len: 2048
+serve: {port: 0, kv-cache-memory: 16MiB}
+pools:
+  - {name: main, device: cpu}
+  - {name: small, device: cpu, model: MODEL}
+classes:
+  - {name: economy, pools: [small]}
+"""
+
+
+def check_two_models(tmp_path, model: Path):
+    text = TWO_MODELS.replace("MODEL", str(model))
+    check_before_start(checked(parse(text, "c.yaml"), Path()), StateDirectory(tmp_path / "state"))
+
+
+def test_a_pool_has_a_smaller_model_of_the_same_family(tmp_path):
+    check_two_models(tmp_path, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "problem"),
+    [
+        ("config.json", "eos_token_id", 1, "has another end-of-sequence token than tandem-mini"),
+        ("config.json", "vocab_size", 2000, "knows 2000 tokens, and tandem-mini 2560"),
+        (
+            "config.json",
+            "max_position_embeddings",
+            512,
+            "512 positions, and requests may have 2048",
+        ),
+        ("tokenizer.json", "normalizer", {"type": "NFC"}, "has another tokenizer than tandem-mini"),
+    ],
+)
+def test_a_pool_whose_model_reads_other_tokens_is_refused(file, key, value, problem, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(SMALL, other)
+    told = json.loads((other / file).read_text())
+    (other / file).write_text(json.dumps(told | {key: value}))
+    if key == "eos_token_id":
+        (other / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises(InvalidConfiguration, match=rf"line 6: pool small: .*{problem}"):
+        check_two_models(tmp_path, other)

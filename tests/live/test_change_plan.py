@@ -6,6 +6,7 @@ import pytest
 
 from tandem.config.cluster.live import LiveFile, checked
 from tandem.config.cluster.tree import override, parse
+from tandem.config.environment import BUNDLED_DRAFT
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.processes.change_plan import plan_change, worker_changes
 from tandem.live.processes.setups import Setups
@@ -85,6 +86,32 @@ def test_one_model_has_many_spellings():
     other = TEXT.replace("tandem-mini", "/tmp")
     (problem,) = plan_change(other, running, setups, RUNNING, ()).refusals
     assert problem.startswith("model: tandem-mini -> /tmp cannot change live")
+
+
+def test_the_model_of_a_pool_has_many_spellings_too_and_comes_with_its_pool():
+    small = TEXT.replace("pools:\n", "pools:\n  - {name: s, device: cpu, model: SMALL}\n")
+    small += "classes: [{name: economy, pools: [s]}]\n"
+    running = read(text=small.replace("SMALL", "tandem-mini-draft"))
+    setups = Setups(running.cluster)
+    for spelling in ("tandem-mini-draft", str(BUNDLED_DRAFT)):
+        text = small.replace("SMALL", spelling)
+        assert not plan_change(text, running, setups, RUNNING, ()).keys
+    (problem,) = plan_change(
+        small.replace("SMALL", "tandem-mini"), running, setups, {}, ()
+    ).refusals
+    assert "pools.s.model" in problem
+    # It comes and goes with the pool.
+    plain = read()
+    found = plan_change(
+        small.replace("SMALL", "tandem-mini-draft"), plain, Setups(plain.cluster), RUNNING, ()
+    )
+    assert not found.refusals
+    assert list(found.workers.starting) == ["s-0"]
+    started = found.setups.worker(found.file.cluster.pool("s"), "s-0", ())
+    assert started.model == str(BUNDLED_DRAFT)
+    gone = plan_change(TEXT, running, setups, {**RUNNING, "s-0": "s"}, ())
+    assert not gone.refusals
+    assert gone.workers.leaving == ("s-0",)
 
 
 def test_workers_that_run_cannot_be_told_of_another_kv_format():

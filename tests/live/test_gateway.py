@@ -404,7 +404,7 @@ async def test_only_a_worker_whose_kv_is_unlike_that_of_most_is_warned_of(caplog
         gateway,
         endpoint,
     ):
-        assert gateway.machine.config.router.root != gateway.machine.router.admission.root
+        assert gateway.machine.config.router.root != gateway.machine.router.admission.roots[""]
         assert "another form" not in caplog.text
         newer = ToyWorker("newer")
         node = newer.node.machine

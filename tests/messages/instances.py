@@ -129,7 +129,9 @@ def fetches(draw: st.DrawFn) -> FetchKv:
 
 def figures(tier: Tier) -> st.SearchStrategy[TierFigures]:
     drawn = {name: _field(TierFigures, name) for name in TierFigures.__struct_fields__}
-    return st.builds(TierFigures, **(drawn | {"tier": st.just(tier)}))
+    tenants = st.lists(st.tuples(names.filter(bool), counts), unique_by=lambda each: each[0])
+    drawn |= {"tier": st.just(tier), "tenant_blocks": tenants.map(tuple)}
+    return st.builds(TierFigures, **drawn)
 
 
 slower_tiers = st.sampled_from([tier for tier in Tier if tier is not Tier.DEVICE])

@@ -169,6 +169,8 @@ EMISSION = EmitTokens(("a", "b"), (1, 2), (None, None), (False, False), (0, 0))
         TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5),) * 2),
         TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5, fetch_s_per_token=nan),)),
         TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5, compute_s_per_token=inf),)),
+        TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5, tenant_blocks=(("t", -1),)),)),
+        TiersReported("w", (TierFigures(Tier.HOST, True, 1, 5, tenant_blocks=(("t", 1),) * 2),)),
         MoveEnded("w", 1, MoveReport(arrived=False, tokens=-1)),
         MoveEnded("w", 1, MoveReport(arrived=True, seconds=-1.0)),
     ],

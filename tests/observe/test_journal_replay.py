@@ -9,9 +9,10 @@ from typing import get_args
 import msgspec
 import pytest
 
-from tandem.facts.fleet import Role
+from tandem.facts.fleet import Role, Tier
+from tandem.facts.kv import TierFigures
 from tandem.facts.request import Request
-from tandem.messages.cluster import Drain
+from tandem.messages.cluster import Drain, TiersReported
 from tandem.messages.gateway import (
     DrainAsked,
     GatewayEvent,
@@ -132,6 +133,17 @@ def test_no_token_and_no_name_of_a_client_is_in_it(seed):
     for token in prompts:
         for order in ("little", "big"):
             assert token.to_bytes(4, order) not in written
+
+
+def test_no_tenant_whose_blocks_are_counted_is_in_it():
+    tenants = TenantNames()
+    recorder = Recorder(4, tenants, SessionNames(b"key"))
+    figures = TierFigures(Tier.HOST, True, 9, 10, tenant_blocks=(("Zanzibar", 7),))
+    written = encode(
+        recorder.turn(1, [MessageFromWorker("w/1", TiersReported("w", (figures,)))], ())
+    )
+    assert b"Zanzibar" not in written
+    assert tenants.label("Zanzibar").encode() in written
 
 
 def test_a_hash_that_was_not_recorded_is_a_difference():

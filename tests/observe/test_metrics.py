@@ -24,7 +24,8 @@ def exposed(status: ClusterStatus) -> list[str]:
 def test_every_tier_of_every_process_has_its_figures():
     disk = TierFigures(Tier.DISK, False, 7, 20, 9, 8, 3, 2, 1, 2e-6, 1e-6, "it loses")
     worker = replace(worker_status("w-0"), tiers=(disk,), fetches=4, fetched_tokens=64)
-    memory = TierFigures(Tier.HOST, True, 11, 12)
+    of_tenants = (("acme", 4), ("bolt", 0))
+    memory = TierFigures(Tier.HOST, True, 11, 12, tenant_blocks=of_tenants)
     node = PoolNodeStatus("pool-0", "i", "10.0.0.1:7", 0.1, 12, 256, (memory,))
     told = exposed(status(worker, takeovers=1, recomputed_tokens=40, pool_nodes=(node,)))
     of_disk = '{model_name="m",owner="w-0",tier="disk"}'
@@ -41,6 +42,9 @@ def test_every_tier_of_every_process_has_its_figures():
     ):
         assert f"tandem:kv_tier_{name}{of_disk} {float(value)}" in told
     assert 'tandem:kv_tier_blocks{model_name="m",owner="pool-0",tier="host"} 11.0' in told
+    for tenant, blocks in of_tenants:
+        of_tenant = f'{{model_name="m",owner="pool-0",tenant="{tenant}",tier="host"}}'
+        assert f"tandem:kv_tier_tenant_blocks{of_tenant} {float(blocks)}" in told
     assert 'tandem:request_recomputed_tokens_total{model_name="m"} 40.0' in told
     assert any(line.startswith("tandem:kv_fetch_tokens_total") and "64.0" in line for line in told)
 

@@ -21,6 +21,7 @@ from tandem.commands.which_cluster import (
 from tandem.config.cluster.keys import Change
 from tandem.config.cluster.live import LiveFile, live_model, read_live_cluster
 from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.hardware.pools import pool_models
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.launching.control import ControlFailed, ask_supervisor
 from tandem.messages.supervisor import (
@@ -85,12 +86,18 @@ def _find(which: WhichCluster, wanted: LiveFile) -> RunningCluster:
     return find_running(which)
 
 
+def _spelled(model: str) -> str:
+    """The model as it means the same from any folder."""
+    return live_model(model) or BUNDLED_MODEL.name
+
+
 async def _apply(
     cluster: RunningCluster, wanted: LiveFile, options: ApplyOptions, console: Console
 ) -> bool:
     """Whether something is not as the file has it."""
     folder = cluster.directory.path
-    text = wanted.text(live_model(wanted.cluster.model) or BUNDLED_MODEL.name)
+    own = {pool: _spelled(model) for pool, model in pool_models(wanted.cluster).items()}
+    text = wanted.text(_spelled(wanted.cluster.model), own)
     plan = await _planned(ask_supervisor(folder, AskApply(text, dry_run=True)))
     nothing = not plan.keys and not plan.workers
     if not options.json:

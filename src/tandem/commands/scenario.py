@@ -156,7 +156,8 @@ def _pool(cluster: Cluster, pool: PoolConfig) -> Pool:
         startup_s=pool.startup_s,
     )
     most = pool.max_count or pool.count
-    return Pool(pool.name, pool.role, kind, pool.count, pool.min_count or 1, most)
+    least, model = pool.min_count or 1, pool.model or ""
+    return Pool(pool.name, pool.role, kind, pool.count, least, most, model)
 
 
 def _links(pool: PoolConfig, cost: WorkerCost) -> NodeLinks:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tandem.cluster.gateway.configuration import GatewayConfig
 from tandem.config.cluster.file import Cluster
-from tandem.config.hardware.pools import capacity_of
+from tandem.config.hardware.pools import capacity_of, pool_models
 from tandem.config.policies import (
     learning_of,
     limit_terms,
@@ -43,4 +43,5 @@ def reconfigured(
         learning=learning_of(after),
         limits=limit_terms(after, after.gateways),
         configuration=number,
+        pool_models=pool_models(after),
     )

@@ -28,7 +28,7 @@ KEPT_KEYS = {
         "client_may_lower", "degrade", "pools",
     },
     "pools": {
-        "name", "device", "role", "count", "min_count", "max_count", "tensor_parallel",
+        "name", "device", "role", "model", "count", "min_count", "max_count", "tensor_parallel",
         "pipeline_parallel", "dtype", "kv_dtype", "max_num_seqs", "max_num_batched_tokens",
         "memory_utilization", "startup", "price_usd_per_hour", "price", "time_model", "serve",
         "block_size", "all_reduce", "sequence_parallel",
@@ -54,6 +54,7 @@ def recorded_text(path: Path, tenant_label: Callable[[str], str]) -> tuple[str, 
     _take_in(tree, MODEL, files)
     pools, tenants = _entries(tree, "pools"), _entries(tree, "tenants")
     for pool in pools:
+        _take_in(pool, MODEL, files)
         if not (DEVICES / f"{_text_at(pool, 'device')}.yaml").exists():
             _take_in(pool, "device", files)
         time_model = node_at(pool, "time_model")
@@ -70,9 +71,12 @@ def recorded_cluster(
     """The cluster of a journal, with `--set` assignments applied; the files that it names are
     written to `folder`, and needed for as long as it is used. Raises `InvalidConfiguration`."""
     tree = parse(text, "the journal's cluster")
+    models = {_text_at(node, MODEL) for node in (tree, *_entries(tree, "pools"))}
     for number, (name, content) in enumerate(files.items()):
-        place = folder / f"{number}-{Path(name).name}"
-        if name == _text_at(tree, MODEL):
+        # Under the name that it had: a model is known by it.
+        place = folder / str(number) / Path(name).name
+        place.parent.mkdir(exist_ok=True)
+        if name in models:
             # A model goes by the folder of its configuration.
             place.mkdir(exist_ok=True)
             (place / _CONFIG).write_text(content, encoding="utf-8")
@@ -89,6 +93,8 @@ def _point_to(tree: yaml.MappingNode, name: str, place: str) -> None:
     if _text_at(tree, MODEL) == name:
         set_text(tree, MODEL, place)
     for pool in _entries(tree, "pools"):
+        if _text_at(pool, MODEL) == name:
+            set_text(pool, MODEL, place)
         if _text_at(pool, "device") == name:
             set_text(pool, "device", place)
         time_model = node_at(pool, "time_model")

@@ -40,10 +40,11 @@ def block_format(root: CacheRoot, layout: KvLayout) -> BlockFormat:
 
 
 def kv_format(cluster: Cluster, model: str | None, directory: Path) -> KvFormat:
-    """As the workers that compute prompts store KV. A worker that stores it otherwise serves all
-    the same, without the shared pool where its blocks have another size. `model` is as `tandem
-    serve` takes it, and lies in `directory`. Raises `InvalidConfiguration`."""
-    pool = next(pool for pool in cluster.pools if pool.role.prefills)
+    """As the workers of the cluster's model that compute prompts store KV. A worker that stores it
+    otherwise serves all the same, without the shared pool where its blocks have another size.
+    `model` is as `tandem serve` takes it, and lies in `directory`. Raises
+    `InvalidConfiguration`."""
+    pool = next(pool for pool in cluster.pools if pool.role.prefills and pool.model is None)
     options = worker_options(cluster, pool)
     layout = layout_of(read_model_spec(directory), options, is_cpu=on_cpu(pool))
     name = model or BUNDLED_MODEL.name

@@ -105,22 +105,34 @@ def bundle(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 class MachineShare:
-    """Of a cluster whose model lies in the folder `checkpoint`. Where each process is `alone` on
-    its machine, none shares its cores, memory or GPUs with another; one that `joins` finds the
-    others running. Raises `InvalidConfiguration` where the cluster wants GPUs and there is none."""
+    """Of a cluster whose model lies in the folder `checkpoint`, and those of some pools in folders
+    of their `own`. Where each process is `alone` on its machine, none shares its cores, memory or
+    GPUs with another; one that `joins` finds the others running. Raises `InvalidConfiguration`
+    where the cluster wants GPUs and there is none."""
 
-    def __init__(self, cluster: Cluster, checkpoint: Path, *, alone: bool, joins: bool) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        checkpoint: Path,
+        own: Mapping[str, Path],
+        *,
+        alone: bool,
+        joins: bool,
+    ) -> None:
         self.cluster = cluster
         # Ray sets aside what each worker needs, wherever that is.
         self.alone = alone or on_ray(cluster)
         self.host = host_facts() if self.alone else _machine_of(cluster)
-        self._checkpoint = checkpoint
+        self._checkpoint, self._own = checkpoint, own
         self._joins = joins
 
     @cached_property
-    def model(self) -> ModelFacts:
-        """Raises `InvalidConfiguration`."""
-        return model_facts(self._checkpoint, gateway_options(self.cluster, ()).load_format)
+    def models(self) -> Mapping[str, ModelFacts]:
+        """By pool. Raises `InvalidConfiguration`."""
+        load_format = gateway_options(self.cluster, ()).load_format
+        folders = {pool.name: self._folder(pool) for pool in self.cluster.pools}
+        facts = {each: model_facts(each, load_format) for each in dict.fromkeys(folders.values())}
+        return {name: facts[folder] for name, folder in folders.items()}
 
     def worker_options(self, pool: PoolConfig) -> ServeOptions:
         """The options of a worker of the pool, with its part of what all of them share: threads and
@@ -157,7 +169,7 @@ class MachineShare:
         for pool in self.cluster.pools:
             options = self.worker_options(pool)
             if options.kv_cache_memory != "auto":
-                sizes, kv_bytes = worker_kv(self.model, pool, options)
+                sizes, kv_bytes = worker_kv(self.models[pool.name], pool, options)
                 cuts += [f"each worker of pool {pool.name}: {cut}" for cut in sizes.cuts]
                 kv[pool.name] = kv_bytes if on_cpu(pool) else 0
         self._refuse_together(kv)
@@ -173,10 +185,10 @@ class MachineShare:
             if not (count := workers.get(pool.name, 0)):
                 continue
             options = self.worker_options(pool)
-            each = need_beside_kv(self.model, pool, options)
+            each = need_beside_kv(self.models[pool.name], pool, options)
             each += MemoryNeed(other=int(host.capacity_bytes) if host else 0)
             if on_cpu(pool) and options.kv_cache_memory != "auto":
-                each += MemoryNeed(kv=worker_kv(self.model, pool, options)[1])
+                each += MemoryNeed(kv=worker_kv(self.models[pool.name], pool, options)[1])
             need += each.times(count)
         what = f"{sum(workers.values())} workers more"
         free_bytes = self.host.free_memory_bytes
@@ -211,12 +223,12 @@ class MachineShare:
         free_bytes = self.host.free_memory_bytes
         workers = sum(self.cluster.most_workers(each) for each in alike)
         if self._joins:
-            own = need_beside_kv(self.model, pool, options).without_kv
+            own = need_beside_kv(self.models[pool.name], pool, options).without_kv
             host = self.cluster.tiers.host
             own += int(host.capacity_bytes) if host else 0
             return cpu_pool_bytes(free_bytes, own, workers)
         self._refuse_together({})
-        beside = need_beside_all_kv(self.cluster, self.model).without_kv
+        beside = need_beside_all_kv(self.cluster, self.models).without_kv
         for each in alike:
             memory = worker_options(self.cluster, each).kv_cache_memory
             if memory != "auto":
@@ -230,15 +242,18 @@ class MachineShare:
         return sum(self.cluster.most_workers(each) * each.devices for each in pools)
 
     def _gpu_weight_bytes(self, options: ServeOptions, pool: PoolConfig) -> int:
-        storage = storage_of(options, self.model.spec, is_cpu=False)
+        spec, shapes = self.models[pool.name].spec, self.models[pool.name].shapes
+        storage = storage_of(options, spec, is_cpu=False)
         ranks = places(pool.tensor_parallel, pool.pipeline_parallel)
-        spec, shapes = self.model.spec, self.model.shapes
         return weight_bytes(spec, shapes, ranks, storage=storage, compute_bytes=2).held
 
     def _refuse_together(self, kv: Mapping[str, int]) -> None:
         free_bytes = self.host.free_memory_bytes
-        if problem := refused_together(self.cluster, self.model, kv, free_bytes):
+        if problem := refused_together(self.cluster, self.models, kv, free_bytes):
             raise InvalidConfiguration(problem)
+
+    def _folder(self, pool: PoolConfig) -> Path:
+        return self._own.get(pool.name, self._checkpoint)
 
 
 def need_beside_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -> MemoryNeed:
@@ -256,12 +271,13 @@ def need_beside_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -
     )
 
 
-def need_beside_all_kv(cluster: Cluster, model: ModelFacts) -> MemoryNeed:
-    """Of everything that the cluster has on one machine. Raises `InvalidConfiguration`."""
+def need_beside_all_kv(cluster: Cluster, models: Mapping[str, ModelFacts]) -> MemoryNeed:
+    """Of everything that the cluster has on one machine, with the `models` of its pools. Raises
+    `InvalidConfiguration`."""
     others = cluster.gateways + len(pool_nodes(cluster))
     together = MemoryNeed(other=memory_bytes(cluster) + others * GATEWAY_PROCESS_BYTES)
     for pool in cluster.pools:
-        each = need_beside_kv(model, pool, worker_options(cluster, pool))
+        each = need_beside_kv(models[pool.name], pool, worker_options(cluster, pool))
         together += each.times(cluster.most_workers(pool))
     return together
 
@@ -276,14 +292,17 @@ def worker_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -> tup
 
 
 def refused_together(
-    cluster: Cluster, model: ModelFacts, kv: Mapping[str, int], free_bytes: int
+    cluster: Cluster, models: Mapping[str, ModelFacts], kv: Mapping[str, int], free_bytes: int
 ) -> str | None:
     """Why the whole cluster does not fit into `free_bytes`; None if it does. `kv` are the bytes of
     one worker's KV, by pool."""
-    need = need_beside_all_kv(cluster, model)
+    need = need_beside_all_kv(cluster, models)
     kv_bytes = sum(kv.get(pool.name, 0) * cluster.most_workers(pool) for pool in cluster.pools)
     workers = sum(cluster.most_workers(pool) for pool in cluster.pools)
-    what = f"{model.spec.parameters / 1e6:,.0f}M parameters, {workers} workers"
+    parameters = " and ".join(
+        dict.fromkeys(f"{models[pool.name].spec.parameters / 1e6:,.0f}M" for pool in cluster.pools)
+    )
+    what = f"{parameters} parameters, {workers} workers"
     return refused_memory(replace(need, kv=kv_bytes), free_bytes, what=what, fewer=FEWER)
 
 

@@ -268,6 +268,7 @@ def _queue(cluster: Cluster) -> RequestQueueConfig:
 
 
 def _classes(cluster: Cluster) -> Classes:
+    models = {pool.name: pool.model or "" for pool in cluster.pools}
     classes = tuple(
         ServiceClass(
             name=entry.name,
@@ -278,8 +279,11 @@ def _classes(cluster: Cluster) -> Classes:
             deadline_s=entry.deadline_s,
             client_priorities=ClientPriorities(-entry.client_may_raise, entry.client_may_lower),
             longest_pin_s=entry.longest_pin_s,
-            degrade=Degradation(entry.degrade.no_n, entry.degrade.max_tokens),
+            degrade=Degradation(
+                entry.degrade.no_n, entry.degrade.max_tokens, entry.degrade.service_class
+            ),
             pools=entry.pools,
+            model=models.get(entry.pools[0], "") if entry.pools else "",
         )
         for entry in cluster.classes
     )

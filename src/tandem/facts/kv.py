@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from tandem.facts.blocks import BlockHash
-from tandem.facts.bounds import Count, Seconds, Size
+from tandem.facts.bounds import Count, Name, Seconds, Size
 from tandem.facts.fleet import Tier
 
 
@@ -143,7 +143,8 @@ class BlockFormat:
 class TierFigures(Struct, frozen=True):
     """One tier as its owner knows it, since its start. `fetch_s_per_token` and
     `compute_s_per_token` are measured (0: not yet); where fetching loses, the tier is not `on` and
-    `reason` says so. Blocks are `corrupt` when they failed their check, and were dropped."""
+    `reason` says so. Blocks are `corrupt` when they failed their check, and were dropped. Of each
+    tenant that has a share of its own, `tenant_blocks` are there."""
 
     tier: Tier
     on: bool
@@ -157,6 +158,7 @@ class TierFigures(Struct, frozen=True):
     fetch_s_per_token: Seconds = 0.0
     compute_s_per_token: Seconds = 0.0
     reason: str = ""
+    tenant_blocks: tuple[tuple[Name, Count], ...] = ()
 
 
 def placement(first: bytes, nodes: Iterable[str]) -> list[str]:

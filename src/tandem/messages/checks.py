@@ -103,6 +103,9 @@ def _tiers_reported(message: TiersReported) -> None:
     tiers = [each.tier for each in message.tiers]
     _need(len(set(tiers)) == len(tiers), "names a tier twice")
     _need(Tier.DEVICE not in tiers, "counts the device among the slower tiers")
+    for each in message.tiers:
+        tenants = [tenant for tenant, _ in each.tenant_blocks]
+        _need(len(set(tenants)) == len(tenants), "names a tenant twice")
 
 
 def _fetch_kv(fetch: FetchKv) -> None:

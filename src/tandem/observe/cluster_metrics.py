@@ -112,7 +112,7 @@ _OF_TIERS: Sequence[tuple[Kind, str, str, Callable[[TierFigures], float]]] = (
 
 
 # What may be cut of a call before it is refused.
-DEGRADE_STEPS = ("n", "max_tokens")
+DEGRADE_STEPS = ("n", "max_tokens", "class")
 
 
 class GatewayMetrics(Collector):
@@ -189,6 +189,7 @@ class GatewayMetrics(Collector):
         ):
             yield self._registry.figure(kind, name, text, value)
         yield from self._of_tiers(status)
+        yield from self._of_tenants(status)
         yield from self._of_breakers(status)
         if status.planning is not None:
             yield from self._of_planner(status.planning)
@@ -222,14 +223,25 @@ class GatewayMetrics(Collector):
 
     def _of_tiers(self, status: ClusterStatus) -> Iterator[Metric]:
         """All tiers of all that this gateway knows."""
-        owned = [(worker.worker, each) for worker in status.workers for each in worker.tiers]
-        owned += [(node.node, each) for node in status.pool_nodes for each in node.tiers]
+        owned = _tiers_of(status)
         for kind, name, text, read in _OF_TIERS if owned else ():
             samples = [
                 ((self._model_name, owner, figures.tier.value), read(figures))
                 for owner, figures in owned
             ]
             yield family(kind, name, text, (MODEL_LABEL, "owner", "tier"), samples)
+
+    def _of_tenants(self, status: ClusterStatus) -> Iterator[Metric]:
+        """What tenants with a share of their own have of the tiers."""
+        samples = [
+            ((self._model_name, owner, figures.tier.value, tenant), blocks)
+            for owner, figures in _tiers_of(status)
+            for tenant, blocks in figures.tenant_blocks
+        ]
+        if samples:
+            text = "KV blocks in the tier of a tenant that has a share of it"
+            labels = (MODEL_LABEL, "owner", "tier", "tenant")
+            yield family(GAUGE, "kv_tier_tenant_blocks", text, labels, samples)
 
     def _of_steps(self, status: ClusterStatus) -> Iterator[Metric]:
         """Of the engines: steps with chunks of prompts, and of decodes alone."""
@@ -343,3 +355,9 @@ class GatewayMetrics(Collector):
             "Seconds of a processor that the simulator took for the planner",
             planning.simulation.cpu_s,
         )
+
+
+def _tiers_of(status: ClusterStatus) -> list[tuple[str, TierFigures]]:
+    """Of workers and processes of the shared pool, by the name of each."""
+    owned = [(worker.worker, each) for worker in status.workers for each in worker.tiers]
+    return owned + [(node.node, each) for node in status.pool_nodes for each in node.tiers]

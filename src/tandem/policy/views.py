@@ -31,7 +31,8 @@ class RequestView(Struct, frozen=True):
     `serial` counts requests since the start (what round robin and chance are keyed by). `hits`
     names only workers that hold something; `remote_tokens` of the prefix lie in the shared pool.
     Smaller `priority` is more urgent. `deadline_ns` is when the first token is due, if ever. Where
-    this answer is cut short, others are `typical_output_tokens` long (0: as this one).
+    this answer is cut short, others are `typical_output_tokens` long (0: as this one). Workers of
+    this `model` alone can answer it (empty: of the cluster's).
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class RequestView(Struct, frozen=True):
     slo: Slo = field(default_factory=Slo)
     deadline_ns: int | None = None
     typical_output_tokens: float = 0.0
+    model: str = ""
 
     def hit(self, worker: str) -> TierHits:
         return self.hits.get(worker, NO_HITS)

@@ -83,6 +83,13 @@ class Tokenizer:
         files = read_tokenizer_files(directory)
         return cls(tokenizers.Tokenizer.from_str(files.tokenizer_json), files)
 
+    def differs_from(self, other: "Tokenizer") -> str:
+        """What makes a token id mean something else to the other one; empty if nothing does."""
+        if self.core.to_str() != other.core.to_str():
+            return "tokenizer"
+        same_ends = set(self.end_token_ids) == set(other.end_token_ids)
+        return "" if same_ends else "end-of-sequence token"
+
     def encode_within(
         self, text: str, limit_tokens: int, *, add_special_tokens: bool
     ) -> tuple[int, ...]:

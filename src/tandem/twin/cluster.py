@@ -402,4 +402,11 @@ class SimulatedCluster:
     def _capacity_of(self, register: Register) -> Capacity:
         pool = self.pools[register.worker]
         kind, block_size = pool.kind, register.export.geometry.block_size
-        return Capacity(kind.cost, block_size, kind.block_count, kind.max_sequences, pool.name)
+        return Capacity(
+            cost=kind.cost,
+            block_size=block_size,
+            block_count=kind.block_count,
+            max_sequences=kind.max_sequences,
+            pool=pool.name,
+            model=pool.model,
+        )

@@ -20,7 +20,7 @@ from tandem.facts.kv import BlockFormat, KvExport, KvGeometry
 from tandem.messages.cluster import PROTOCOL, Register, Registered, RegisterPoolNode
 from tandem.policy.planning.policies import remembered_s
 from tandem.twin.message_bus import GATEWAY
-from tandem.twin.scenario import Pool, Scenario, WorkerKind
+from tandem.twin.scenario import Pool, Scenario
 from tandem.twin.tier_stores import SimulatedStore
 from tandem.twin.workload import VOCABULARY_TOKENS
 
@@ -67,6 +67,7 @@ def gateway_config(
         limits=replace(policies.limits, gateways=scenario.gateways),
         learning=policies.learning,
         pauses=PauseConfig(scenario.learns_pauses) if scenario.longest_pause_s else None,
+        pool_models={pool.name: pool.model for pool in scenario.pools if pool.model},
     )
 
 
@@ -98,10 +99,9 @@ def _planning(scenario: Scenario) -> PlanningConfig | None:
     )
 
 
-def worker_config(
-    kind: WorkerKind, scenario: Scenario, *, reports_full_blocks: bool
-) -> WorkerConfig:
-    """The scheduler of a worker of this kind."""
+def worker_config(pool: Pool, scenario: Scenario, *, reports_full_blocks: bool) -> WorkerConfig:
+    """The scheduler of a worker of this pool."""
+    kind = pool.kind
     block_size = kind.block_size or scenario.block_size
     return WorkerConfig(
         block_size=block_size,
@@ -110,7 +110,7 @@ def worker_config(
         vocabulary_tokens=VOCABULARY_TOKENS,
         max_sequences=kind.max_sequences,
         batching=kind.batching,
-        root=CACHE_ROOT,
+        root=replace(CACHE_ROOT, model=pool.model) if pool.model else CACHE_ROOT,
         steps_in_flight=kind.steps_in_flight,
         pipeline_stages=kind.cost.step_time.stages,
         max_waiting=1 << 30,
@@ -118,11 +118,13 @@ def worker_config(
     )
 
 
-def tiers_config(kind: WorkerKind, scenario: Scenario, disk: SimulatedStore) -> TiersConfig | None:
-    """The tiers below its device, with what its `disk` holds already; None where it has none."""
+def tiers_config(pool: Pool, scenario: Scenario, disk: SimulatedStore) -> TiersConfig | None:
+    """The tiers below its device, with what its `disk` holds already; None where it has none. The
+    shared pool keeps blocks of the cluster's model alone."""
+    kind = pool.kind
     sizes = {Tier.HOST: kind.host_blocks, Tier.DISK: kind.disk_blocks}
     capacities = {tier: blocks for tier, blocks in sizes.items() if blocks}
-    remote = scenario.remote_blocks > 0
+    remote = scenario.remote_blocks > 0 and not pool.model
     if not capacities and not remote:
         return None
     eviction = scenario.policies.eviction
@@ -143,7 +145,8 @@ def registration(
 ) -> Register:
     """What a worker registers with."""
     geometry = KvGeometry(1, 1, 1, config.block_size, "simulated")
-    export = KvExport(MODEL, "", geometry, config.block_count, (), identity=CACHE_ROOT.identity)
+    model, identity = pool.model or MODEL, config.root.identity
+    export = KvExport(model, "", geometry, config.block_count, (), identity=identity)
     return Register(
         protocol=PROTOCOL,
         version="",
@@ -152,7 +155,7 @@ def registration(
         pool=pool.name,
         role=role,
         accepting=True,
-        root=CACHE_ROOT,
+        root=config.root,
         export=export,
         max_sequences=config.max_sequences,
         context_tokens=config.context_tokens,

@@ -48,7 +48,7 @@ class WorkerKind:
 @dataclass(frozen=True, slots=True)
 class Pool:
     """`count` workers alike, named pool-0, pool-1 and so on; the planner may keep from `min_count`
-    to `max_count` of them."""
+    to `max_count` of them. They may serve another `model` than the cluster's (empty)."""
 
     name: str
     role: Role
@@ -56,6 +56,7 @@ class Pool:
     count: int
     min_count: int
     max_count: int
+    model: str = ""
 
     def workers(self) -> list[str]:
         """Every name that may ever be up."""

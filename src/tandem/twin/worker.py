@@ -113,8 +113,8 @@ class SimulatedWorker(Process[NodeEvent]):
         self._shared = shared
         self._queue = shared.bus.queue
         scenario, kind = shared.scenario, start.pool.kind
-        tiers = tiers_config(kind, scenario, shared.disk)
-        config = worker_config(kind, scenario, reports_full_blocks=tiers is not None)
+        tiers = tiers_config(start.pool, scenario, shared.disk)
+        config = worker_config(start.pool, scenario, reports_full_blocks=tiers is not None)
         # Blocks of another size have other hashes.
         alike = config.block_size == scenario.block_size
         machine = WorkerMachine(config, shared.prompts if alike else None)

@@ -18,12 +18,13 @@ from tandem.policy.learning import DEFAULT_LEARNING, Learning
 class GatewayConfig:
     """`capacity_of` prices a worker when it joins; `router.capacities` is not used. Every worker is
     sent `terms`, whose `silence_ns` holds for workers too. Only workers of this `model` and
-    `revision` are let in, and only processes of the shared pool that keep blocks of `block_format`
-    (None: there is no shared pool). It plans how many workers there are if it has `planning`: of
-    several gateways one. `limits` are the rate limits of accounts, and how many gateways there are,
-    which share what each of them gives out. `learning` is how prices follow what is measured
-    (None: only those of tiers do). It follows the pauses of sessions if it has `pauses`.
-    `configuration` numbers what operators have applied, from 0."""
+    `revision` are let in (of some pools those of another one, whose folder is in `pool_models`),
+    and only processes of the shared pool that keep blocks of `block_format` (None: there is no
+    shared pool). It plans how many workers there are if it has `planning`: of several gateways one.
+    `limits` are the rate limits of accounts, and how many gateways there are, which share what each
+    of them gives out. `learning` is how prices follow what is measured (None: only those of tiers
+    do). It follows the pauses of sessions if it has `pauses`. `configuration` numbers what
+    operators have applied, from 0."""
 
     gateway: str
     router: RouterConfig
@@ -37,6 +38,7 @@ class GatewayConfig:
     learning: Learning | None = DEFAULT_LEARNING
     pauses: PauseConfig | None = None
     configuration: int = 0
+    pool_models: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

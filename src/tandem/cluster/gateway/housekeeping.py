@@ -123,12 +123,7 @@ def migration(router: RouterMachine, member: Member) -> MigrationsRequested | No
         return None
     fleet = router.admission.fleet
     on_their_way = [each for each in router.requests.values() if each.stage is not Stage.QUEUED]
-    whose = fleet.dedicated_to(member.name)
-    room = [
-        (view.free_blocks * view.block_size, view.worker)
-        for view in fleet.views()
-        if fleet.dedicated_to(view.worker) == whose
-    ]
+    room = [(view.free_blocks * view.block_size, view.worker) for view in fleet.views()]
     for tokens, target in sorted(room, reverse=True):
         wanted = MigrationsRequested(member.name, target, tokens // 2)
         if to_migrate(wanted, on_their_way, fleet):

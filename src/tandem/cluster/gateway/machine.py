@@ -85,7 +85,7 @@ class GatewayMachine:
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
         self.costs = MeasuredCosts(config.capacity_of, config.learning)
-        self.members = Members(config.model, config.revision)
+        self.members = Members(config.model, config.revision, config.pool_models)
         nodes = PoolNodes(config.block_format)
         router = replace(config.router, capacities=self.costs.capacities)
         self.routing = Routing(router, self.costs, self.members, nodes)
@@ -271,6 +271,8 @@ class GatewayMachine:
     def _reconfigure(self, config: GatewayConfig, now_ns: int, effects: Effects) -> None:
         """Decide by another configuration, at which requests and workers stay what they are."""
         planned_before, self.config = self.config.planning, config
+        # Workers of a pool that is gone may still be here.
+        self.members.pool_models = {**self.members.pool_models, **config.pool_models}
         self.routing.reprice(self.costs.reconfigure(config.capacity_of, config.learning))
         self.limits.reconfigure(config.limits, now_ns, explains=config.router.explains)
         router = replace(config.router, capacities=self.costs.capacities)
@@ -370,7 +372,8 @@ class GatewayMachine:
                 self._lose(known, problem, now_ns, effects, died=False)
             effects.append(SendToWorker(peer, RegistrationRefused(problem)))
             return
-        member = Member.of(peer, register)
+        model = self.members.pool_models.get(register.pool, "")
+        member = Member.of(peer, register, model)
         again = known is older and _same_start(known, register)
         if known is not None and again:
             # The same process has forgotten everything: only what it was asked for is lost.
@@ -389,7 +392,7 @@ class GatewayMachine:
         self.costs.joined(register)
         effects.append(SendToWorker(peer, self.config.terms))
         effects += self.pool.joined_messages(peer)
-        effects += self.routing.adopt_root(member, now_ns)
+        effects += self.routing.adopt_roots(member, now_ns)
         self.routing.gather(WorkerJoined(register.worker, register.role))
         if not register.accepting:
             self.routing.gather(WorkerDrained(register.worker))
@@ -427,7 +430,7 @@ class GatewayMachine:
         effects = self.routing.flush(now_ns)
         self.members.remove(member)
         self.heartbeats.forget(member.peer)
-        effects += self.routing.adopt_root(None, now_ns)
+        effects += self.routing.adopt_roots(None, now_ns)
         self.routing.worker_lost(member.name, died=died)
         self.costs.left(member.name)
         effects += self.routing.flush(now_ns)

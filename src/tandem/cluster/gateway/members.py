@@ -3,7 +3,7 @@ why it refuses others."""
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -125,13 +125,14 @@ class Member:
     """One worker. `reported`: `load` is newer than the last look at it; `let_go`: since it began to
     drain, it was sent `NotNeeded`; `tiers` are the figures of its slower tiers and `steps` the
     totals of its steps, as last reported. A `spare` takes no requests because the planner has it
-    stand by."""
+    stand by. It serves another `model` than the cluster's, or (empty) that."""
 
     peer: str
     registration: Register
     role: Role
     accepting: bool
     load: LoadReported
+    model: str = ""
     spare: bool = False
     reported: bool = False
     let_go: bool = False
@@ -144,9 +145,10 @@ class Member:
     introduced: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, peer: str, register: Register) -> "Member":
+    def of(cls, peer: str, register: Register, model: str = "") -> "Member":
         load = LoadReported(register.worker, 0, 0, 0, 0, register.export.block_count)
-        return cls(peer, register, register.role, register.accepting, load, register.spare)
+        role, accepting, spare = register.role, register.accepting, register.spare
+        return cls(peer, register, role, accepting, load, model, spare)
 
     @property
     def name(self) -> str:
@@ -156,9 +158,10 @@ class Member:
     def block_size(self) -> int:
         return self.registration.export.geometry.block_size
 
-    def indexed(self, root: CacheRoot, block_size: int) -> bool:
-        """Whether its blocks are hashed under this root, so that the router can find them."""
-        mine = self.registration.root
+    def indexed(self, roots: Mapping[str, CacheRoot], block_size: int) -> bool:
+        """Whether its blocks are hashed under the one of these roots that is of its model, so that
+        the router can find them."""
+        mine, root = self.registration.root, roots.get(self.model)
         return (mine is root or mine == root) and self.block_size == block_size
 
     def reads(self, source: "Member") -> bool:
@@ -184,13 +187,17 @@ class Member:
 
 
 class Members(Registry[Member]):
-    """The workers. `lost` are the workers and pool processes that died, as (name, why), latest
+    """The workers: of the `model` at this `revision`, those of some pools of another one
+    (`pool_models`). `lost` are the workers and pool processes that died, as (name, why), latest
     last; `draining` the workers that take no new requests, by name."""
 
-    def __init__(self, model: str, revision: str) -> None:
+    def __init__(
+        self, model: str, revision: str, pool_models: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.revision = revision
+        self.pool_models = pool_models or {}
         self.lost: deque[tuple[str, str]] = deque(maxlen=KEPT_LOSSES)
         self.draining: dict[str, Member] = {}
         # How many members have each: the members of most clusters are alike.
@@ -219,18 +226,28 @@ class Members(Registry[Member]):
         roots = list(self._roots)
         return roots[0].hash(NO_SALT).hex() if len(roots) == 1 else None
 
-    def common_root(self, block_size: int, now: CacheRoot) -> CacheRoot:
-        """Under which most of those that compute prompts name their blocks of that size; of equally
-        many, the root of `now`. Where nobody does, that as well."""
-        if self._roots.keys() <= {now}:
+    def common_roots(
+        self, block_size: int, now: Mapping[str, CacheRoot]
+    ) -> Mapping[str, CacheRoot]:
+        """Of each model, under which most of those that compute prompts name their blocks of that
+        size; of equally many, that of `now`. Where nobody does, that as well."""
+        if self._roots.keys() <= {now[""]}:
             return now
-        alike = [each for each in self if each.block_size == block_size]
+        roots = dict(now)
+        for model in dict.fromkeys(("", *self.pool_models.values())):
+            found = self._common_root(block_size, now.get(model), model)
+            if found is not None:
+                roots[model] = found
+        return roots
+
+    def _common_root(self, block_size: int, now: CacheRoot | None, model: str) -> CacheRoot | None:
+        alike = [each for each in self if each.block_size == block_size and each.model == model]
         roots = Counter(
             each.registration.root
             for each in [each for each in alike if each.role.prefills] or alike
         )
         most = max(roots.values(), default=0)
-        if roots[now] == most:
+        if not most or (now is not None and roots[now] == most):
             return now
         return next(root for root, count in roots.items() if count == most)
 
@@ -264,7 +281,10 @@ class Members(Registry[Member]):
         export = register.export
         if problem := self._objection(register):
             return problem
-        if (export.model, export.revision) != (self.model, self.revision):
+        own = self.pool_models.get(register.pool, "")
+        if own and _folder_name(own) != _folder_name(export.model):
+            return f"{register.worker} serves {export.model}, its pool {own}"
+        if not own and (export.model, export.revision) != (self.model, self.revision):
             return (
                 f"{register.worker} serves {_named(export.model, export.revision)}, this cluster "
                 f"{_named(self.model, self.revision)}"
@@ -275,9 +295,14 @@ class Members(Registry[Member]):
         if any(misfits.values()):
             for member in self:
                 problem = misfits[member.registration.export.geometry]
-                if problem and member.name != register.worker:
+                if problem and member.name != register.worker and member.model == own:
                     return f"KV of {register.worker} does not fit that of {member.name}: {problem}"
         return ""
+
+
+def _folder_name(model: str) -> str:
+    """Wherever it lies on a machine."""
+    return model.rpartition("/")[2]
 
 
 def _named(model: str, revision: str) -> str:

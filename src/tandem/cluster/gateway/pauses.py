@@ -153,7 +153,7 @@ class Pauses:
             key=request.session,
             account=submission.tenant,
             view=state.view,
-            root=admission.root.hash(request.salt),
+            root=admission.roots[state.view.model].hash(request.salt),
             tenant=request.tenant,
             chain=state.chain,
             workers=tuple(dict.fromkeys((state.prefill, state.decode))),

@@ -111,9 +111,9 @@ class Routing:
                 if drawn.emission is not None:
                     effects.append(Deliver(drawn.emission, event.worker, event.repeats))
             case BlocksReported() | BlocksListed():
-                root, block_size = self.router.admission.root, self.router.config.block_size
+                roots, block_size = self.router.admission.roots, self.router.config.block_size
                 # The contents of the shared pool are reported by its own processes.
-                if event.tier is Tier.REMOTE or not member.indexed(root, block_size):
+                if event.tier is Tier.REMOTE or not member.indexed(roots, block_size):
                     return []
             case KvReported():
                 effects = self.flush(now_ns)
@@ -148,20 +148,25 @@ class Routing:
                 member.forget(read_from)
         self.gather(ended)
 
-    def adopt_root(self, newcomer: Member | None, now_ns: int) -> Effects:
-        """Somebody has come or gone: prompts are looked up under the root that most have, for a
-        gateway has no weights. Where that is another one than before, what others hold is
-        forgotten, and whoever holds blocks of it lists them; a `newcomer` does so by itself."""
+    def adopt_roots(self, newcomer: Member | None, now_ns: int) -> Effects:
+        """Somebody has come or gone: prompts are looked up under the root that most workers of the
+        model have, for a gateway has no weights. Where that is another one than before, what others
+        hold is forgotten, and whoever holds blocks of it lists them; a `newcomer` does so by
+        itself."""
         admission, block_size = self.router.admission, self.router.config.block_size
-        root = self._members.common_root(block_size, admission.root)
-        if root == admission.root:
+        roots = self._members.common_roots(block_size, admission.roots)
+        changed = {model for model, root in roots.items() if admission.roots.get(model) != root}
+        if not changed:
             return []
         effects = self.flush(now_ns)
-        admission.root = root
+        admission.roots = roots
         for state in self.router.requests.values():
-            state.chain = []
+            if state.view.model in changed:
+                state.chain = []
         for member in self._members:
-            if not member.indexed(root, block_size):
+            if member.model not in changed:
+                continue
+            if not member.indexed(roots, block_size):
                 admission.index.forget_worker(member.name)
             elif member is not newcomer:
                 tiers = (tier for tier in Tier if tier is not Tier.REMOTE)

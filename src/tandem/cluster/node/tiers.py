@@ -245,11 +245,14 @@ class WorkerTiers:
         return effects + self._addressed([*begun, *self.prefetch.go_on()])
 
     def _pool_changed(self, changes: Iterable[ConnectPoolNode | ForgetPoolNode]) -> Effects:
+        """Gateways tell every worker, also one whose blocks the pool does not keep."""
+        if not self._remote:
+            return []
         effects: Effects = list(changes)
         if any(isinstance(each, ForgetPoolNode) for each in effects):
             self.shared.lose_all()
         self.shared.there = len(self.pool_nodes) > 0
-        return effects if self._remote else []
+        return effects
 
     def _addressed(self, effects: Iterable[NodeEffect | TierChanged]) -> Effects:
         """Changes of contents go to all gateways."""

@@ -68,14 +68,18 @@ class Choice:
     workers: list[WorkerView]
 
 
+# A verdict, the route that it was passed on, and the workers that there were to choose from.
+Judged = tuple[Verdict, Route | None, list[WorkerView]]
+
+
 class AdmissionFront:
     """Owns what decisions are made from: the fleet, the prefix index, the request queue, and the
-    suspects, which wait beside it. `root` is that under which prompts are looked up now; `use` is
-    what accounts got through this gateway."""
+    suspects, which wait beside it. `roots` are those under which the prompts of each model are
+    looked up now (empty: the cluster's own); `use` is what accounts got through this gateway."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
-        self.root = config.root
+        self.roots: Mapping[str, CacheRoot] = {"": config.root}
         self.fleet = Fleet(config.capacities, config.classes)
         self.index = PrefixIndex(config.block_size)
         self.use = UseTotals()
@@ -135,16 +139,16 @@ class AdmissionFront:
         if self._is_reconfigured:
             # It may have been sent before its class went.
             self.queue.classify(state)
-        by_class = self.breakers is not None
-        workers = self.queue.before(self._views_of(state.view), state.view, by_class=by_class)
-        view = self._look(state, now_ns)
+        state.bind_to(self.config.classes.named(state.view.service_class))
+        workers = self._views_before(state.view)
+        view = asks = self._look(state, now_ns)
         route = self.config.routing.choose(view, workers, now_ns)
         whole = verdict = self._judge(state, route, workers, now_ns)
-        if not verdict.admitted and route is not None:
-            verdict, route = self._judge_degraded(state, verdict, route, workers, now_ns)
+        if not verdict.admitted:
+            verdict, route, workers = self._judge_degraded(state, verdict, route, workers, now_ns)
             view = state.view
         if self.breakers is not None and route is not None:
-            verdict = self.breakers.settled(view, verdict, now_ns, whole)
+            verdict = self.breakers.settled(asks, verdict, now_ns, whole)
             state.measured = verdict.admitted and verdict.feasible
             if verdict.admitted and self.breakers.several_classes:
                 self.breakers.prefills(view, _shared_prefill_s(view, route, workers), now_ns)
@@ -158,7 +162,7 @@ class AdmissionFront:
         """Predicted seconds to its first token on the workers open to it if they were idle, with
         what is cached now; 0 where nobody could compute it now."""
         view = state.view
-        workers = self.fleet.open_to(view.service_class, self.fleet.views())
+        workers = self.fleet.open_to(view, self.fleet.views())
         seconds = idle_first_token_s(view, workers)
         return seconds if seconds < inf else 0.0
 
@@ -168,12 +172,19 @@ class AdmissionFront:
         view, deadline_ns = state.view, state.submission.deadline_ns
         assert deadline_ns is not None
         reason = too_late(state, self.least_seconds(state), now_ns)
-        workers = self.queue.before(self._views_of(view), view, by_class=self.breakers is not None)
+        workers = self._views_before(view)
         route = self.config.routing.choose(view, workers, now_ns)
         excess_s = 0.0
         if route is not None:
             excess_s = route.ttft_s - (deadline_ns - view.arrival_ns) / 1e9
         return reason, min(max(excess_s, MIN_RETRY_S), MAX_RETRY_S)
+
+    def stranded(self, state: RequestState) -> bool:
+        """Whether its class and the last workers of the model that is to answer it have gone."""
+        model = state.view.model
+        if not model or self.config.classes.named(state.view.service_class).model == model:
+            return False
+        return not any(each.capacity.model == model for each in self.fleet.accepting())
 
     def may_leave_out(self, state: RequestState) -> bool:
         """Whether its call goes on without this one of several answers."""
@@ -306,7 +317,11 @@ class AdmissionFront:
     def hash_blocks(self, state: RequestState) -> None:
         """Bring the chain of the request up to all of its tokens."""
         request = state.submission.request
-        state.chain = self._hashes.chain_of(request, state.tokens(), state.chain, self.root)
+        root = self.roots.get(state.view.model)
+        if root is None:
+            # None of its workers has come yet.
+            return
+        state.chain = self._hashes.chain_of(request, state.tokens(), state.chain, root)
 
     def hash_left(self, state: RequestState) -> None:
         """Bring the chain of a request that ends up to what it leaves: nobody has computed the KV
@@ -379,25 +394,35 @@ class AdmissionFront:
         self,
         state: RequestState,
         refusal: Verdict,
-        route: Route,
+        route: Route | None,
         workers: list[WorkerView],
         now_ns: int,
-    ) -> tuple[Verdict, Route | None]:
-        """Once more, with what the class allows to be cut; else the `refusal` and `route`."""
+    ) -> Judged:
+        """Once more, with what the class allows to be cut; else as it was."""
         allowed = self.config.classes.named(state.view.service_class).degrade
         request, limit_tokens = state.submission.request, allowed.max_tokens
-        if limit_tokens is None or request.sampling.max_tokens <= limit_tokens:
-            return refusal, route
         if allowed.no_n and request.choice:
             # It is left out, before the others are cut.
-            return refusal, route
-        state.shorten(limit_tokens)
-        shorter = self.config.routing.choose(state.view, workers, now_ns)
-        verdict = self._judge(state, shorter, workers, now_ns)
-        if verdict.admitted:
-            state.degraded = f"max_tokens={limit_tokens}"
-            return Verdict(True, refusal.reason, feasible=verdict.feasible), shorter
-        return refusal, route
+            return refusal, route, workers
+        whole = state.submission, state.view
+        if limit_tokens is not None and request.sampling.max_tokens > limit_tokens:
+            state.shorten(limit_tokens)
+            shorter = self.config.routing.choose(state.view, workers, now_ns)
+            verdict = self._judge(state, shorter, workers, now_ns)
+            if verdict.admitted:
+                state.degraded = f"max_tokens={limit_tokens}"
+                return _in_spite_of(refusal, verdict), shorter, workers
+            state.submission, state.view = whole
+        if allowed.service_class:
+            state.move_to(self.config.classes.named(allowed.service_class))
+            others = self._views_before(state.view)
+            elsewhere = self.config.routing.choose(self._look(state, now_ns), others, now_ns)
+            verdict = self._judge(state, elsewhere, others, now_ns)
+            if verdict.admitted and elsewhere is not None:
+                state.degraded = f"class={allowed.service_class}"
+                return _in_spite_of(refusal, verdict), elsewhere, others
+            state.submission, state.view = whole
+        return refusal, route, workers
 
     def _look(self, state: RequestState, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
@@ -412,7 +437,11 @@ class AdmissionFront:
         views = self.fleet.views()
         if self.breakers is not None:
             views = self.fleet.views_ahead(self._class_priority(view))
-        return self.fleet.open_to(view.service_class, views)
+        return self.fleet.open_to(view, views)
+
+    def _views_before(self, view: RequestView) -> list[WorkerView]:
+        """The same where it comes last of all that wait."""
+        return self.queue.before(self._views_of(view), view, by_class=self.breakers is not None)
 
     def _class_priority(self, view: RequestView) -> int:
         """Without what its client wished for: there are as many as classes, however many ask."""
@@ -436,6 +465,11 @@ class AdmissionFront:
         if route is None:
             return None
         return Choice(route, self.config.dispatching.decide(view, route, workers, now_ns), workers)
+
+
+def _in_spite_of(refusal: Verdict, verdict: Verdict) -> Verdict:
+    """Admitted, with what would have been the reason not to be."""
+    return Verdict(True, refusal.reason, feasible=verdict.feasible)
 
 
 def _shared_prefill_s(view: RequestView, route: Route, workers: list[WorkerView]) -> float:

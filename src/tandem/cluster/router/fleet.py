@@ -14,7 +14,7 @@ from tandem.facts.fleet import Role
 from tandem.facts.slo import MOST_URGENT
 from tandem.messages.router import LoadReported
 from tandem.policy.qos.classes import NO_CLASSES, Classes
-from tandem.policy.views import WorkerView
+from tandem.policy.views import RequestView, WorkerView
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -22,13 +22,14 @@ _NOBODY: frozenset[str] = frozenset()
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What one kind of worker can hold, and what its work costs. Its `pool` may be some service
-    classes' own."""
+    classes' own, and serve another `model` than the cluster's (empty)."""
 
     cost: WorkerCost
     block_size: int
     block_count: int
     max_sequences: int
     pool: str = ""
+    model: str = ""
 
 
 # The weight of the newest prompt in what is typical of a worker's.
@@ -134,10 +135,10 @@ class TrackedWorker:
 @dataclass(frozen=True, slots=True)
 class OpenWorkers:
     """Which workers requests may go to now, as places in the order of all: `own` of each class that
-    its own workers serve, `shared` for all others."""
+    its own workers serve, `shared` of each model for all others."""
 
     own: Mapping[str, list[int]]
-    shared: list[int]
+    shared: Mapping[str, list[int]]
 
 
 class Fleet:
@@ -147,6 +148,8 @@ class Fleet:
         self._capacities = capacities
         self.workers: dict[str, TrackedWorker] = {}
         self._order: list[str] = []
+        # Whether a worker has ever served another model than the cluster's.
+        self._several_models = False
         # None: to be looked up anew.
         self._open: OpenWorkers | None = None
         self.reconfigure(classes)
@@ -157,6 +160,7 @@ class Fleet:
         if worker not in self.workers:
             insort(self._order, worker)
         self.workers[worker] = TrackedWorker(role, capacity, report, now_ns)
+        self._several_models = self._several_models or capacity.model != ""
         self._open = None
 
     def reprice(self, worker: str, capacity: Capacity) -> None:
@@ -262,13 +266,17 @@ class Fleet:
                 views[place] = _ahead(views[place], tracked, priority)
         return views
 
-    def open_to(self, service_class: str, views: list[WorkerView]) -> list[WorkerView]:
-        """Of the views of all workers, those that requests of this class may go to: of its own
-        pools while they take both phases, else those that are nobody's own."""
-        if not self._dedicated:
+    def open_to(self, request: RequestView, views: list[WorkerView]) -> list[WorkerView]:
+        """Of the views of all workers, those that this request may go to: of its class's own pools
+        while they take both phases, else those that are nobody's own. None that serves another
+        model than the one that answers it."""
+        if not (self._dedicated or self._several_models or request.model):
             return views
         open_now = self._open_now()
-        return [views[place] for place in open_now.own.get(service_class, open_now.shared)]
+        places = open_now.shared.get(request.model, [])
+        if self._models.get(request.service_class, "") == request.model:
+            places = open_now.own.get(request.service_class, places)
+        return [views[place] for place in places]
 
     @property
     def on_own(self) -> Set[str]:
@@ -282,6 +290,13 @@ class Fleet:
             return self._classes.share_workers(one, other)
         return one not in on_own and other not in on_own
 
+    def replaces(self, worker: str, other: str) -> bool:
+        """Whether it may go on with what the other one has: it serves the same model, and the same
+        classes."""
+        one, another = self.workers[worker].capacity, self.workers[other].capacity
+        alike = one.model == another.model
+        return alike and self.dedicated_to(worker) == self.dedicated_to(other)
+
     def dedicated_to(self, worker: str) -> frozenset[str]:
         """The classes whose own the worker is; none: it is everybody's."""
         if not self._dedicated:
@@ -293,6 +308,7 @@ class Fleet:
         self._classes = classes
         pools = {pool for each in classes.classes for pool in each.pools}
         self._dedicated = {pool: classes.dedicated_to(pool) for pool in pools}
+        self._models = {each.name: each.model for each in classes.classes}
         self._open = None
 
     def accepting(self) -> Iterable[TrackedWorker]:
@@ -301,14 +317,16 @@ class Fleet:
     def _open_now(self) -> OpenWorkers:
         if self._open is None:
             own: dict[str, list[int]] = {}
-            shared: list[int] = []
+            shared: dict[str, list[int]] = {}
             for place, worker in enumerate(self._order):
                 whose = self.dedicated_to(worker)
                 for name in whose:
                     own.setdefault(name, []).append(place)
                 if not whose:
-                    shared.append(place)
+                    shared.setdefault(self.workers[worker].capacity.model, []).append(place)
             serving = {name: places for name, places in own.items() if self._take_both(places)}
+            # Nobody else serves the model of these, also while there is nobody.
+            serving |= {name: own.get(name, []) for name, model in self._models.items() if model}
             self._open = OpenWorkers(serving, shared)
         return self._open
 

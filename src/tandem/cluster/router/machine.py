@@ -62,6 +62,7 @@ Effects = list[RouterEffect]
 
 # Output is counted to its tenant in portions: fair shares are uneven by so much, no more.
 CHARGED_TOKENS = 64
+STRANDED = "the model that began its answer is served no more"
 
 
 class RouterMachine:
@@ -155,6 +156,9 @@ class RouterMachine:
         self.config = config
         self.admission.reconfigure(config, self.requests.values())
         effects: Effects = []
+        for state in list(self.requests.values()):
+            if state.stage is Stage.QUEUED and self.admission.stranded(state):
+                self._fail(state, STRANDED, now_ns, effects)
         self._fill(now_ns, effects)
         return effects
 
@@ -202,13 +206,13 @@ class RouterMachine:
                     if state.deaths.enough:
                         self._fail(state, reason_of(state.deaths), now_ns, effects)
                     elif state.needs(worker):
-                        self._begin_again(state, effects, lost=worker)
+                        self._begin_again(state, now_ns, effects, lost=worker)
             case PoolNodeLost(node):
                 self.admission.index.forget_worker(node)
             case RequestsLost(worker, wire_ids):
                 for wire_id in wire_ids:
                     if (lost := self._by_wire.get(wire_id)) and lost.needs(worker):
-                        self._begin_again(lost, effects, lost=worker)
+                        self._begin_again(lost, now_ns, effects, lost=worker)
             case MigrationsRequested():
                 effects += self.migrations.begin_migrations(event, now_ns)
 
@@ -260,7 +264,7 @@ class RouterMachine:
         for _, state in sorted(on_their_way.items(), reverse=True):
             if state.has_place and lent.get(state.view.service_class, 0):
                 lent[state.view.service_class] -= 1
-                self._begin_again(state, effects)
+                self._begin_again(state, now_ns, effects)
         while started := self.admission.next_to_start(self.requests, now_ns):
             self._start(*started, now_ns, effects)
 
@@ -367,7 +371,7 @@ class RouterMachine:
             effects += self.migrations.readable(state, tokens, now_ns)
             return
         if not tokens:
-            self._begin_again(state, effects)
+            self._begin_again(state, now_ns, effects)
             return
         state.computed_tokens = max(state.computed_tokens, tokens)
         state.prefill_pinned = held
@@ -382,11 +386,16 @@ class RouterMachine:
             effects.append(SendEvent(state.decode, ImportsArrived((request,), (wanted_tokens,))))
         effects += self.kv_transfers.push_computed(state)
 
-    def _begin_again(self, state: RequestState, effects: Effects, *, lost: str = "") -> None:
+    def _begin_again(
+        self, state: RequestState, now_ns: int, effects: Effects, *, lost: str = ""
+    ) -> None:
         """A worker died with part of it: take it up elsewhere, with the tokens so far. Where the
         one that is `lost` only read a copy, it goes on where it is."""
         if state.stage is Stage.COPYING and lost == state.decode:
             effects += self.migrations.give_up_copy(state)
+            return
+        if state.output and self.admission.stranded(state):
+            self._fail(state, STRANDED, now_ns, effects)
             return
         self.takeovers += 1
         effects += cancel_everywhere(state, self.admission, self.kv_transfers)
@@ -394,6 +403,7 @@ class RouterMachine:
             del self._by_wire[name]
         self.admission.request_left(state)
         state.restart()
+        self.admission.queue.classify(state)
         self.admission.suspects.enqueue(state)
 
     def _fail(self, state: RequestState, reason: str, now_ns: int, effects: Effects) -> None:

@@ -108,9 +108,12 @@ def to_migrate(
     event: MigrationsRequested, on_their_way: Collection[RequestState], fleet: Fleet
 ) -> list[RequestState]:
     """The largest that decode at the source and fit into the tokens asked for, each counted; none
-    where the target takes no decodes, and no suspects, whom another might meet there."""
+    where the target takes no decodes, or not what the source has, and no suspects, whom another
+    might meet there."""
     target = fleet.workers.get(event.target)
     if event.source == event.target or not target or not target.decodes_more:
+        return []
+    if event.source in fleet.workers and not fleet.replaces(event.target, event.source):
         return []
     decoding = [
         state

@@ -88,11 +88,17 @@ class RequestQueue:
                 self._take_place(state)
 
     def classify(self, state: RequestState) -> None:
-        """Have the request be of a class that there is now."""
-        view = state.view
-        name = self._classes.standing(view.service_class, view.tenant)
-        if name != view.service_class:
-            state.view = replace(view, service_class=name)
+        """Have the request be of a class that there is now: at workers, of one that has the model
+        which answers it, if there is one. Who waits with tokens is bound to that, too."""
+        view, classes = state.view, self._classes
+        service = classes.named(classes.standing(view.service_class, view.tenant))
+        if state.stage is not Stage.QUEUED and service.model != view.model:
+            same = (each for each in classes.classes if each.model == view.model)
+            service = next(same, service if view.model else classes.unnamed)
+        if service.name != view.service_class:
+            state.view = replace(view, service_class=service.name)
+        if state.stage is Stage.QUEUED and not state.output:
+            state.bind_to(service)
 
     def enqueue(self, state: RequestState) -> None:
         tenant = state.view.tenant

@@ -15,6 +15,7 @@ from tandem.facts.fleet import Tier
 from tandem.facts.request import FinishReason, Request
 from tandem.messages.router import RequestSubmitted
 from tandem.policy.dispatch.contract import FirstToken, Transfer
+from tandem.policy.qos.classes import ServiceClass
 from tandem.policy.views import RequestView, TierHits
 
 # Of a deadline that has passed on the way; 0 would be none.
@@ -239,6 +240,16 @@ class RequestState:
             expected_output_tokens=min(expected, float(limit_tokens)),
             typical_output_tokens=expected,
         )
+
+    def bind_to(self, service: ServiceClass) -> None:
+        """Workers of that class's model are to answer it, and no others from then on."""
+        if self.view.model != service.model:
+            self.view, self.chain = structs.replace(self.view, model=service.model), []
+
+    def move_to(self, service: ServiceClass) -> None:
+        """It goes where requests of that class go; what it was promised stays."""
+        self.view = structs.replace(self.view, service_class=service.name)
+        self.bind_to(service)
 
     def go(self, prefill: str, decode: str, transfer: Transfer) -> None:
         """From now on these two work on it."""

@@ -4,7 +4,7 @@ gateways."""
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.config import TiersConfig
@@ -112,10 +112,13 @@ class TierCache:
 
     def figures(self) -> TierFigures:
         """The figures without those of fetching, which the fetcher adds."""
-        store = self.store
-        return tier_figures(
+        store, order = self.store, self._order
+        figures = tier_figures(
             self.tier, self.counts, blocks=store.blocks, capacity_blocks=store.capacity_blocks
         )
+        if isinstance(order, Quota):
+            figures = structs.replace(figures, tenant_blocks=tuple(order.tenant_keys.items()))
+        return figures
 
 
 def tier_figures(

@@ -142,6 +142,10 @@ class Cluster:
         planning = self.policies.planning
         return planning.name != "static" or bool(planning.parameters)
 
+    def model_of(self, pool: PoolConfig) -> str:
+        """What its workers serve, as it stands in the file."""
+        return pool.model or self.model
+
     def most_workers(self, pool: PoolConfig) -> int:
         """How many workers of this pool may be up at once."""
         return pool.max_count or pool.count if self.plans else pool.count
@@ -276,9 +280,38 @@ def _dedicated_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
         for phase, takes in PHASES.items():
             if own and not any(takes(pools[name].role) for name in own):
                 yield place, f"class {entry.name}: none of its pools takes {phase}; name one more"
+    yield from _model_refusals(cluster)
     for phase, takes in PHASES.items():
         if named and not any(takes(pool.role) for pool in cluster.pools if pool.name not in named):
             yield "classes", f"every pool that takes {phase} is some class's own; leave one to all"
+
+
+def _model_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Who is answered by another model than the cluster's, and when."""
+    own_models = {pool.name: pool.model for pool in cluster.pools}
+    named = {name for entry in cluster.classes for name in entry.pools}
+    for index, pool in enumerate(cluster.pools):
+        if pool.model is not None and pool.name not in named:
+            yield (
+                f"pools.{index}.model",
+                f"pool {pool.name} has a model of its own, and no class names the pool; name it "
+                "under a class's pools, or leave model out",
+            )
+    classes = [entry.name for entry in cluster.classes]
+    for index, entry in enumerate(cluster.classes):
+        if len({own_models.get(name) for name in entry.pools}) > 1:
+            yield (
+                f"classes.{index}.pools",
+                f"class {entry.name}: its pools serve different models, and a request is answered "
+                "by one; name pools of one model",
+            )
+        other = entry.degrade.service_class
+        place = f"classes.{index}.degrade.service_class"
+        if other and other not in classes:
+            problem = f"there is no class {other}{nearest(other, classes)}"
+            yield place, f"class {entry.name}: degrade: {problem}"
+        elif other == entry.name:
+            yield place, f"class {entry.name}: degrade: name another class than its own"
 
 
 def read_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
@@ -303,9 +336,17 @@ def read_tree(name: str, overrides: Sequence[str] = ()) -> yaml.MappingNode:
 def cluster_of(tree: yaml.MappingNode, folder: Path) -> Cluster:
     """The cluster that the tree of a file in `folder` describes."""
     cluster = build(Cluster, tree)
-    # A path is meant from where the file lies.
-    beside = folder / cluster.model
-    return replace(cluster, model=str(beside)) if beside.exists() else cluster
+    pools = tuple(
+        pool if pool.model is None else replace(pool, model=_found(pool.model, folder))
+        for pool in cluster.pools
+    )
+    return replace(cluster, model=_found(cluster.model, folder), pools=pools)
+
+
+def _found(model: str, folder: Path) -> str:
+    """A path is meant from where the file lies."""
+    beside = folder / model
+    return str(beside) if beside.exists() else model
 
 
 def find_cluster(name: str) -> Path:

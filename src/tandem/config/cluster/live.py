@@ -35,9 +35,14 @@ class LiveFile:
     cluster: Cluster
     tree: yaml.MappingNode
 
-    def text(self, model: str) -> str:
-        """A file that says the same with the model at this path."""
+    def text(self, model: str, pool_models: Mapping[str, str] | None = None) -> str:
+        """A file that says the same with the model at this path, and those of pools at these."""
         set_text(self.tree, "model", model)
+        names = [pool.name for pool in self.cluster.pools]
+        for pool, own in (pool_models or {}).items():
+            entry = node_at(self.tree, f"pools.{names.index(pool)}")
+            assert isinstance(entry, yaml.MappingNode)
+            set_text(entry, "model", own)
         return yaml.serialize(self.tree, allow_unicode=True)
 
 

@@ -94,6 +94,9 @@ class DegradeConfig:
     max_tokens: Annotated[int, Meta(ge=1)] | None = key(
         "Answers become no longer than that.", default=None
     )
+    service_class: str = key(
+        "The class whose workers answer instead, as of a pool with a smaller model.", default=""
+    )
 
 
 @section

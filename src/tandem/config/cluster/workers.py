@@ -63,6 +63,11 @@ class PoolConfig:
     name: str = key("Its workers are NAME-0, NAME-1, ...")
     device: str = key("`cpu`, a GPU's bundled datasheet, or the path of one.")
     role: Role = key("What its workers take.", default=Role.BOTH)
+    model: str | None = key(
+        "Another model of the same tokens; its workers serve the classes that name the pool. Left "
+        "out: the cluster's.",
+        default=None,
+    )
     count: Workers = key("Workers at the start.", default=1, live=Change.WORKERS)
     min_count: Workers | None = key(
         "A planner leaves at least so many; left out: 1.", default=None, live=Change.AT_ONCE

@@ -1,7 +1,7 @@
 """From a pool of a cluster file to what its workers cost (in seconds, in blocks, in dollars), and
 what a live worker of it can hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -42,7 +42,7 @@ def worker_hardware(cluster: Cluster, pool: PoolConfig) -> WorkerHardware:
     if chosen.name == "roofline" and source:
         raise InvalidConfiguration(f"pool {pool.name}: time_model roofline takes no path")
     return WorkerHardware(
-        model=cluster.model,
+        model=cluster.model_of(pool),
         device=pool.device,
         tensor_parallel=pool.tensor_parallel,
         pipeline_parallel=pool.pipeline_parallel,
@@ -69,7 +69,8 @@ def pool_cost(cluster: Cluster, pool: PoolConfig) -> WorkerCost:
     tiers = {
         tier: _link(cost.tiers[tier], config)
         for tier, config in named.items()
-        if config is not None
+        # The shared pool keeps blocks of the cluster's model alone.
+        if config is not None and not (tier is Tier.REMOTE and pool.model is not None)
     }
     network = _changed(cost.network, cluster.network.fabric_bytes_per_s, cluster.network.latency_s)
     return replace(cost, tiers=tiers, network=network)
@@ -92,10 +93,15 @@ def pool_device(pool: PoolConfig) -> DeviceSpec:
     return device if price is None else replace(device, usd_per_hour=price)
 
 
+def pool_models(cluster: Cluster) -> Mapping[str, str]:
+    """The models that are not the cluster's, by pool."""
+    return {pool.name: pool.model for pool in cluster.pools if pool.model is not None}
+
+
 def capacity_of(cluster: Cluster) -> Callable[[Register], Capacity]:
     """What a worker can hold, as it says itself, at the prices of its pool and of the precision in
     which it stores KV. A worker of a pool that the file does not name has the first one's prices.
-    `cluster.model` must be a shape that is here. Raises `InvalidConfiguration` at once."""
+    Models must be shapes that are here. Raises `InvalidConfiguration` at once."""
     pools = {pool.name: priced(pool) for pool in cluster.pools}
     prices: dict[tuple[str, str], WorkerCost] = {}
 
@@ -116,6 +122,7 @@ def capacity_of(cluster: Cluster) -> Callable[[Register], Capacity]:
             block_count=register.export.block_count,
             max_sequences=register.max_sequences,
             pool=register.pool,
+            model=pools[pool].model or "",
         )
 
     return capacity

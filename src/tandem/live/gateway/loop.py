@@ -289,7 +289,7 @@ class GatewayLoop:
     def _greeted(self, peer: str) -> None:
         member = self.machine.members.of_peer(peer)
         router = self.machine.router
-        if member and not member.indexed(router.admission.root, router.config.block_size):
+        if member and not member.indexed(router.admission.roots, router.config.block_size):
             logger.warning(
                 "worker %s keeps KV in another form than most: prompts are not routed to it by "
                 "what it has cached",

@@ -1,10 +1,10 @@
 """Checks of a cluster file before its cluster has a process or a file: model, sizes, keys,
 addresses."""
 
+import importlib
 import ipaddress
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import replace
 from importlib.util import find_spec
 
 from tandem.config.api_options import check_client_keys, check_exposure, has_client_keys
@@ -61,10 +61,11 @@ def check_setups(file: LiveFile, setups: Setups, starting: Collection[PoolConfig
     `starting`. Raises `InvalidConfiguration`."""
     served = as_served(file.cluster)
     exposure_of(file.cluster, setups.share.host.api_keys)
-    capacity_of(replace(served, model=str(setups.checkpoint)))
-    planning_config(replace(served, model=str(setups.checkpoint)))
-    spec = read_model_spec(setups.checkpoint)
+    capacity_of(setups.at_checkpoints(served))
+    planning_config(setups.at_checkpoints(served))
+    _check_pool_models(file, setups)
     for pool in file.cluster.pools:
+        spec = read_model_spec(setups.own_checkpoints.get(pool.name, setups.checkpoint))
         for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):
             place = pool_place(file.cluster, pool, key)
             raise mistake(node_at(file.tree, place), f"pool {pool.name}: {problem}")
@@ -88,6 +89,39 @@ def check_launcher(cluster: Cluster) -> None:
             "launcher: ray needs the package ray; pip install 'tandem[ray]', here and on every "
             "machine of the Ray cluster"
         )
+
+
+def _check_pool_models(file: LiveFile, setups: Setups) -> None:
+    """Whoever is answered by the model of a pool instead gets the answer to the same tokens. Raises
+    `InvalidConfiguration`."""
+    cluster = file.cluster
+    if not setups.own_checkpoints or gateway_options(cluster, ()).load_format == "dummy":
+        # What lies beside a dummy model need not be its own.
+        return
+    # Only a cluster of several models waits for tokenizers.
+    load = importlib.import_module("tandem.text.tokenizer").Tokenizer.load
+    spec, tokenizer = read_model_spec(setups.checkpoint), load(setups.checkpoint)
+    context_tokens = cluster.max_model_len or spec.context_tokens
+    for name, folder in setups.own_checkpoints.items():
+        own, problem = read_model_spec(folder), ""
+        if differing := load(folder).differs_from(tokenizer):
+            problem = (
+                f"has another {differing} than {cluster.model}; choose a model of the same family"
+            )
+        elif own.vocabulary_tokens < spec.vocabulary_tokens:
+            problem = (
+                f"knows {own.vocabulary_tokens} tokens, and {cluster.model} "
+                f"{spec.vocabulary_tokens}: it cannot answer what holds the others"
+            )
+        elif own.context_tokens < context_tokens:
+            problem = (
+                f"has {own.context_tokens} positions, and requests may have {context_tokens} "
+                f"tokens; set max_model_len: {own.context_tokens}"
+            )
+        if problem:
+            pool = cluster.pool(name)
+            place = pool_place(cluster, pool, "model")
+            raise mistake(node_at(file.tree, place), f"pool {name}: {pool.model} {problem}")
 
 
 def _try_addresses(cluster: Cluster) -> None:

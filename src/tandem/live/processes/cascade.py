@@ -84,14 +84,8 @@ def check_same_tokens(
 ) -> None:
     """Raises `InvalidConfiguration` where a token id means something else to the one model than to
     the other: both get the same ids."""
-    one, other = large_text.tokenizer, small_text.tokenizer
-    if one.core.to_str() != other.core.to_str():
-        differing = "tokenizer"
-    elif set(one.end_token_ids) != set(other.end_token_ids):
-        differing = "end-of-sequence token"
-    else:
-        return
-    raise InvalidConfiguration(
-        f"cascade-model: {small.planned.name} has another {differing} than {large.planned.name}; "
-        "choose a smaller model of the same family"
-    )
+    if differing := small_text.tokenizer.differs_from(large_text.tokenizer):
+        raise InvalidConfiguration(
+            f"cascade-model: {small.planned.name} has another {differing} than "
+            f"{large.planned.name}; choose a smaller model of the same family"
+        )

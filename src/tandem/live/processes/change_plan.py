@@ -16,7 +16,7 @@ from tandem.config.kv_format import kv_precisions
 from tandem.config.machine_share import on_ray
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.processes.before_start import check_setups, check_wishes
-from tandem.live.processes.setups import Setups
+from tandem.live.processes.setups import Setups, pool_checkpoints
 from tandem.messages.supervisor import ChangedKey, ChangePlanned
 
 _KV_FORMAT = (
@@ -73,7 +73,8 @@ def plan_change(
     if _names_model(new.model, setups):
         # It has many spellings.
         file = LiveFile(replace(new, model=old.model), file.tree)
-        new = file.cluster
+    file = LiveFile(_with_spellings_of(old, file.cluster), file.tree)
+    new = file.cluster
     keys = changes(old, new)
     refusals = [
         f"{key.place}: {key.old} -> {key.new} cannot change live: {key.instead}"
@@ -86,6 +87,18 @@ def plan_change(
         made = setups.with_cluster(new)
         refusals += _refused(file, running, setups, made, moves)
     return ChangePlan(file, made, keys, moves, tuple(refusals))
+
+
+def _with_spellings_of(old: Cluster, new: Cluster) -> Cluster:
+    """The new cluster; where a pool has the model that it had before, it is spelled as before."""
+    before, after = pool_checkpoints(old), pool_checkpoints(new)
+    pools = tuple(
+        replace(pool, model=old.pool(pool.name).model)
+        if pool.name in before and before[pool.name] == after.get(pool.name)
+        else pool
+        for pool in new.pools
+    )
+    return replace(new, pools=pools)
 
 
 def _names_model(name: str, setups: Setups) -> bool:

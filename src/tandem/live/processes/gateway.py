@@ -28,7 +28,7 @@ from tandem.config.api_options import (
 from tandem.config.cluster.live import as_served
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.config.gateway import reconfigured
-from tandem.config.hardware.pools import capacity_of
+from tandem.config.hardware.pools import capacity_of, pool_models
 from tandem.config.kv_format import kv_format
 from tandem.config.policies import (
     learning_of,
@@ -145,6 +145,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         learning=learning_of(cluster),
         pauses=pause_config(cluster),
         configuration=setup.configuration,
+        pool_models=pool_models(cluster),
     )
     api = _api_config(setup)
     if warning := check_exposure(options, has_keys=api.has_keys):

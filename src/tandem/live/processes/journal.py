@@ -12,7 +12,7 @@ from tandem.config.cluster.file import read_cluster
 from tandem.config.cluster.live import as_served
 from tandem.config.cluster.requests import JournalConfig
 from tandem.config.gateway import reconfigured
-from tandem.config.hardware.pools import capacity_of
+from tandem.config.hardware.pools import capacity_of, pool_models
 from tandem.config.journal import recorded_cluster, recorded_text
 from tandem.config.policies import (
     learning_of,
@@ -91,6 +91,7 @@ def recorded_machine(head: Head, folder: Path) -> tuple[GatewayMachine, Replayed
         limits=limit_terms(served, served.gateways),
         learning=learning_of(served),
         pauses=pause_config(served),
+        pool_models=pool_models(served),
     )
     machine = GatewayMachine(config)
 

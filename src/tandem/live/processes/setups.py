@@ -15,6 +15,7 @@ from tandem.config.cluster.live import LiveFile, gateway_options, handed_to, liv
 from tandem.config.cluster.tiers import disk_folder
 from tandem.config.cluster.workers import PoolConfig
 from tandem.config.environment import BUNDLED_MODEL, child_environment, secret_line
+from tandem.config.hardware.pools import pool_models
 from tandem.config.kv_format import kv_format, kv_precisions
 from tandem.config.machine_share import MachineShare
 from tandem.config.processes import (
@@ -41,13 +42,16 @@ POOL_PROCESS = (sys.executable, "-m", "tandem.live.processes.shared_pool", "pool
 KEYS_FILE = "keys.json"
 KV_SECRET_FILE = "kv.secret"
 ADMITTED_FILE = "admitted"
+# The revision of a model whose revision nobody names.
+MAIN = "main"
 ADMITTED_HEAD = "# Who may come to the gateways; a line that is gone is a key that is revoked.\n"
 
 
 class Setups:
     """The set-ups of one cluster's processes. `keys` are fresh ones unless given, and then each
     worker has a pair of its own, which `admitted` names for the gateways; `checkpoint` is the
-    folder of the model. `alone` and `joins` as of `MachineShare`."""
+    folder of the model, and `own_checkpoints` those of pools that have another one. `alone` and
+    `joins` as of `MachineShare`."""
 
     def __init__(
         self,
@@ -59,8 +63,9 @@ class Setups:
     ) -> None:
         self.cluster = cluster
         self.model = live_model(cluster.model)
-        self.checkpoint = find_checkpoint(self.model, cluster)
-        self.share = MachineShare(cluster, self.checkpoint, alone=alone, joins=joins)
+        self.checkpoint = find_checkpoint(self.model, str(cluster.serve.get("revision", MAIN)))
+        self.own_checkpoints = pool_checkpoints(cluster)
+        self.share = self._share(alone=alone, joins=joins)
         self.keys = keys or fresh_keys(kept_secret(cluster))
         self.admitted: dict[str, Admitted] = {}
         # Not those that others find: a supervisor that may not ask takes gateways for dead.
@@ -82,8 +87,17 @@ class Setups:
         made.cluster = cluster
         made.admitted = dict(self.admitted)
         made._pairs = None if self._pairs is None else dict(self._pairs)
-        made.share = MachineShare(cluster, self.checkpoint, alone=self.share.alone, joins=True)
+        made.own_checkpoints = pool_checkpoints(cluster)
+        made.share = made._share(alone=self.share.alone, joins=True)
         return made
+
+    def at_checkpoints(self, cluster: Cluster) -> Cluster:
+        """The cluster with its models at the folders that they lie in."""
+        pools = tuple(
+            replace(pool, model=str(self.own_checkpoints[pool.name])) if pool.model else pool
+            for pool in cluster.pools
+        )
+        return replace(cluster, model=str(self.checkpoint), pools=pools)
 
     def gateway_configuration(self, setup: GatewaySetup, number: int) -> GatewayConfiguration:
         """What the gateway of this set-up is to run by, which keeps its port."""
@@ -112,7 +126,7 @@ class Setups:
             options=gateway_options(self.cluster, self.share.host.api_keys),
             listen=listen,
             keys=keys,
-            cluster=replace(handed_to(self.cluster, GATEWAY), model=str(self.checkpoint)),
+            cluster=self.at_checkpoints(handed_to(self.cluster, GATEWAY)),
             state_directory=str(directory),
             admitted=str(directory / ADMITTED_FILE) if self.admitted else "",
             # One gateway plans: the first, where somebody launches what it wants.
@@ -121,16 +135,23 @@ class Setups:
 
     def worker(self, pool: PoolConfig, name: str, gateways: tuple[str, ...]) -> WorkerSetup:
         """Of a worker of the pool. Raises `InvalidConfiguration`."""
-        shared = self.cluster.tiers.remote is not None
+        cluster, model = handed_to(self.cluster, WORKER), self.model
+        options = self.share.worker_options(pool)
+        if pool.model is not None:
+            model = str(self.own_checkpoints[pool.name])
+            options = msgspec.structs.replace(options, revision=MAIN)
+            # The shared pool keeps blocks of the cluster's model alone.
+            cluster = replace(cluster, tiers=replace(cluster.tiers, remote=None))
+        shared = cluster.tiers.remote is not None
         return WorkerSetup(
             worker=name,
             pool=pool.name,
             role=pool.role.value,
-            model=self.model,
-            options=self.share.worker_options(pool),
+            model=model,
+            options=options,
             gateways=gateways,
             keys=self._keys_of(name),
-            cluster=handed_to(self.cluster, WORKER),
+            cluster=cluster,
             kv_precisions=kv_precisions(self.cluster),
             shared_format=self.block_format() if shared else None,
         )
@@ -159,6 +180,10 @@ class Setups:
             return process_environment()
         return process_environment(CUDA_VISIBLE_DEVICES=",".join(map(str, seen)))
 
+    def _share(self, *, alone: bool, joins: bool) -> MachineShare:
+        folders = self.checkpoint, self.own_checkpoints
+        return MachineShare(self.cluster, *folders, alone=alone, joins=joins)
+
     def _keys_of(self, name: str) -> CurveKeys:
         """The keys that were given, or a pair of that process's own."""
         keys = self.keys.of_worker()
@@ -182,7 +207,8 @@ def write_cluster(file: LiveFile, setups: Setups, directory: StateDirectory) -> 
 
 def write_cluster_file(file: LiveFile, setups: Setups, directory: StateDirectory) -> None:
     """The resolved cluster alone. Readers see the old or the new one, never half of one."""
-    text = file.text(str(setups.checkpoint))
+    own = {pool: str(folder) for pool, folder in setups.own_checkpoints.items()}
+    text = file.text(str(setups.checkpoint), own)
     half = directory.write_private(f"{CLUSTER_FILE}.new", text.encode())
     half.replace(directory.path / CLUSTER_FILE)
 
@@ -228,7 +254,16 @@ def listen_address(cluster: Cluster) -> tuple[str, int]:
     return (host, int(port)) if host else (port, 0)
 
 
-def find_checkpoint(model: str | None, cluster: Cluster) -> Path:
+def pool_checkpoints(cluster: Cluster) -> dict[str, Path]:
+    """The folders of the models that are not the cluster's, by pool. Raises
+    `InvalidConfiguration`."""
+    return {
+        pool: find_checkpoint(live_model(model), MAIN)
+        for pool, model in pool_models(cluster).items()
+    }
+
+
+def find_checkpoint(model: str | None, revision: str) -> Path:
     """The folder of the model, fetched from the hub where it is not here. Raises
     `InvalidConfiguration`."""
     if model is None:
@@ -236,7 +271,7 @@ def find_checkpoint(model: str | None, cluster: Cluster) -> Path:
     here = Path(model).expanduser()
     if here.is_dir():
         return here.resolve()
-    return find_model(model, str(cluster.serve.get("revision", "main")))
+    return find_model(model, revision)
 
 
 def kept_secret(cluster: Cluster) -> str:

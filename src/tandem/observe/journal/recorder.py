@@ -12,8 +12,15 @@ from msgspec import structs
 from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayInput
 from tandem.cluster.router.prefix_cache.index import ComputedHashes, TokenIds
 from tandem.facts.blocks import CacheRoot, Chain
+from tandem.facts.kv import TierFigures
 from tandem.facts.request import Request
-from tandem.messages.cluster import Deregister, Register, RegisterPoolNode, ToGateway
+from tandem.messages.cluster import (
+    Deregister,
+    Register,
+    RegisterPoolNode,
+    TiersReported,
+    ToGateway,
+)
 from tandem.messages.codec import TO_GATEWAY
 from tandem.messages.gateway import (
     Deliver,
@@ -164,6 +171,8 @@ class Recorder:
                     structs.replace(each, account=label(each.account)) for each in use.accounts
                 )
                 message = structs.replace(message, use=structs.replace(use, accounts=accounts))
+            case TiersReported(_, tiers):
+                message = structs.replace(message, tiers=tuple(map(self._labelled, tiers)))
             case RequestsLost(_, request_ids):
                 message = structs.replace(message, request_ids=self._renamed(request_ids))
             case _:
@@ -174,6 +183,10 @@ class Recorder:
         elif isinstance(message, Deregister):
             self._greet(peer, None)
         return record
+
+    def _labelled(self, figures: TierFigures) -> TierFigures:
+        blocks = tuple((self._tenants.label(name), count) for name, count in figures.tenant_blocks)
+        return structs.replace(figures, tenant_blocks=blocks)
 
     def _submitted(self, event: RequestSubmitted) -> Submitted:
         request = event.request

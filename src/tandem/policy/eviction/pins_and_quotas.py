@@ -140,6 +140,11 @@ class Quota(Generic[Key]):
         # Only a tenant whose keys grew can be beyond its quota.
         self._over: dict[str, None] = {}
 
+    @property
+    def tenant_keys(self) -> Mapping[str, int]:
+        """How many keys each tenant with a quota has."""
+        return self._keys
+
     def insert(self, key: Key, now_ns: int, /) -> None:
         self._common.insert(key, now_ns)
         tenant = self._tenant_of(key)

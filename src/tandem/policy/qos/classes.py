@@ -11,10 +11,12 @@ from tandem.facts.slo import LOWER_ONLY, ClientPriorities, Slo
 @dataclass(frozen=True, slots=True)
 class Degradation:
     """What may be cut of a request that would be refused otherwise, in this order. `no_n`: further
-    answers to its prompt are left out; `max_tokens`: its answer is no longer than that."""
+    answers to its prompt are left out; `max_tokens`: its answer is no longer than that;
+    `service_class`: the workers of that class answer it."""
 
     no_n: bool = False
     max_tokens: int | None = None
+    service_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class ServiceClass:
     the arrival. A client may shift its priority within `client_priorities`, and ask for its KV to
     be kept for up to `longest_pin_s` (None: as everywhere). `degrade` is what its requests are cut
     to before they are refused. The workers of its `pools` are for it (and other classes that name
-    them) alone, and are all that it uses while they serve."""
+    them) alone, and are all that it uses while they serve. Where those have another
+    `model` than the rest of the cluster, nobody else can answer its requests."""
 
     name: str
     priority: int = 0
@@ -37,6 +40,7 @@ class ServiceClass:
     longest_pin_s: float | None = None
     degrade: Degradation = field(default_factory=Degradation)
     pools: tuple[str, ...] = ()
+    model: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.reserved <= 1:
