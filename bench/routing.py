@@ -32,7 +32,7 @@ from tandem.policy.admission.policies import AdmitAll, EarlyRejection
 from tandem.policy.chance import draw
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS, make_routing
 from tandem.policy.views import RequestView, TierHits, WorkerView
 
 FLEETS = (16, 128, 1024)
@@ -94,7 +94,7 @@ def request(serial: int, views: list[WorkerView]) -> RequestView:
 
 def choose_us(name: str, views: list[WorkerView], repetitions: int, all_new: bool) -> list[float]:
     """Every choice meets a changed view of one worker, as it does in service, or of all."""
-    policy, views = ROUTINGS[name](0), list(views)
+    policy, views = make_routing(name, 0), list(views)
     policy.choose(request(0, views), views, 0)
     times = []
     for serial in range(repetitions):
@@ -118,7 +118,7 @@ def router(count: int, disaggregated: bool, admission: Admission) -> RouterMachi
             block_size=16,
             root=CacheRoot("bench", "1", b"layout"),
             capacities={view.worker: capacity for view in views},
-            routing=ROUTINGS["cost"](0),
+            routing=make_routing("cost", 0),
             admission=admission,
             dispatching=DISPATCHES["remote"](),
             classes=Classes(classes),

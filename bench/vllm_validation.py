@@ -22,7 +22,7 @@ from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import Lru
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import make_routing
 from tandem.report.record import RequestRecord
 from tandem.report.statistics import Distribution, distribution
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
@@ -180,7 +180,7 @@ def served_by(
 ) -> list[Served]:
     """Requests of these arrivals and lengths, in a simulated cluster of one pool."""
     policies = Policies(
-        routing=ROUTINGS["least-load"](0),
+        routing=make_routing("least-load", 0),
         admission=ADMISSIONS["none"](),
         dispatching=DISPATCHES["remote"](),
         eviction=Lru,

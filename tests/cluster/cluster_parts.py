@@ -36,7 +36,7 @@ from tandem.policy.admission.policies import AdmitAll
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.policies import AlwaysRemote
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import make_routing
 
 COST = WorkerCost(
     FittedStepTime(fixed_s=0.01, token_s=1e-3),
@@ -121,7 +121,7 @@ class GatewayUnderTest(MachineUnderTest):
                     "block_size": 4,
                     "root": ROOT,
                     "capacities": {},
-                    "routing": ROUTINGS["round-robin"](0),
+                    "routing": make_routing("round-robin", 0),
                     "admission": AdmitAll(),
                     "dispatching": AlwaysRemote(transfer=Transfer.PUSH),
                     **router,

@@ -25,7 +25,7 @@ from tandem.messages.worker import EmitTokens
 from tandem.policy.admission.policies import AdmitAll
 from tandem.policy.dispatch.policies import AlwaysRemote
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import make_routing
 from tandem.policy.views import RequestView
 from tests.cluster.cluster_parts import MS, GatewayUnderTest, register
 
@@ -58,7 +58,7 @@ class RouterUnderTest:
                 capacities={
                     worker: Capacity(costs[pool], 4, 100, 4, pool) for worker, pool in pools.items()
                 },
-                routing=ROUTINGS[routing](0),
+                routing=make_routing(routing, 0),
                 admission=AdmitAll(),
                 dispatching=AlwaysRemote(),
                 classes=classes,

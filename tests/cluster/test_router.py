@@ -42,7 +42,7 @@ from tandem.messages.worker import (
 from tandem.policy.admission.policies import AdmitAll
 from tandem.policy.dispatch.policies import AlwaysRemote, LongPrompts
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import make_routing
 from tandem.policy.views import TierHits, WorkerView
 from tests.cluster.cluster_parts import COST
 
@@ -54,7 +54,7 @@ def router(*roles: Role, **queue) -> RouterMachine:
             block_size=4,
             root=CacheRoot("model", "revision", b"layout"),
             capacities={f"w{index}": Capacity(COST, 4, 100, 4) for index in range(4)},
-            routing=ROUTINGS["round-robin"](0),
+            routing=make_routing("round-robin", 0),
             admission=AdmitAll(),
             dispatching=AlwaysRemote(),
             queue=RequestQueueConfig(**queue),
@@ -266,7 +266,7 @@ def test_an_explanation_has_the_best_candidates_and_the_one_chosen(most, dispatc
             block_size=4,
             root=CacheRoot("model", "revision", b"layout"),
             capacities={name: Capacity(COST, 4, 100, 4) for name in names},
-            routing=ROUTINGS["cost"](0),
+            routing=make_routing("cost", 0),
             admission=AdmitAll(),
             dispatching=dispatch,
             explains=True,

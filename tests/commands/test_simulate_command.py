@@ -93,7 +93,10 @@ def test_a_plot_is_drawn(trace, tmp_path):
         (["mixed", "--explain", "1", "--speed", "1,2"], "--explain looks at one run"),
         (["mixed", "--explain", "999"], "999: no such request"),
         (["mixed", "--plot", "run.txt"], "--plot must end in"),
-        (["mixed", "--set", "policies.routing.harm=2"], "routing cost takes no parameters"),
+        (
+            ["mixed", "--set", "policies.routing.harm=2"],
+            "routing cost has no parameter harm; it takes none",
+        ),
         (["mooncake-16", "--set", "policies.admission.x=2"], "admission none has no parameter x"),
         (["mixed", "--set", "policies.forecast=trend"], "planning static forecasts nothing"),
         (["mixed", "--set", "policies.dispatch=long-prompts"], "long-prompts needs workers, as"),

@@ -37,7 +37,7 @@ from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.policies import DISPATCHES
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import make_routing
 from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine
 from tests.live.ends import GATEWAY_KEYS, NODE_KEYS, PATIENCE_S
 
@@ -73,7 +73,7 @@ def gateway_config(
         block_size=block_size,
         root=root,
         capacities={},
-        routing=ROUTINGS["round-robin"](0),
+        routing=make_routing("round-robin", 0),
         admission=ADMISSIONS["none"](),
         dispatching=DISPATCHES["remote"](transfer=transfer),
     )

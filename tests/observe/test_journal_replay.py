@@ -31,7 +31,7 @@ from tandem.observe.journal.records import (
     encode,
 )
 from tandem.observe.journal.replay import ReplayedEvents, compare
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import make_routing
 from tests.observe.recorded_cluster import Recorded
 from tests.seeds import seeds
 from tests.twin.chance_draws import World
@@ -74,7 +74,7 @@ def test_another_policy_is_found_out_and_explained():
     differences = []
     for seed in range(20):
         for recording in recorded(seed).recordings:
-            done = recording.replay(routing=ROUTINGS["random"](12345))
+            done = recording.replay(routing=make_routing("random", 12345))
             if done.difference is not None:
                 differences.append(done.difference)
     assert differences

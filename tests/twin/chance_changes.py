@@ -13,7 +13,7 @@ from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.learning import Learning
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS, make_routing
 from tests.twin.chance_run import ChanceRun
 
 
@@ -41,7 +41,7 @@ def another_config(
         ),
     )
     if chance.randrange(2):
-        routing = ROUTINGS[chance.choice(sorted(ROUTINGS))](number)
+        routing = make_routing(chance.choice(sorted(ROUTINGS)), number)
         dispatch = chance.choice(["local", "remote", "queue", "seconds"])
         router = replace(router, routing=routing, dispatching=DISPATCHES[dispatch]())
     if not chance.randrange(3):

@@ -22,7 +22,7 @@ from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import EVICTIONS, make_eviction
 from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS, make_routing
 from tandem.twin.block_contents import BlockContents
 from tandem.twin.cluster import SimulatedCluster
 from tandem.twin.faults.kinds import (
@@ -223,7 +223,7 @@ class ScenarioDraws:
         dispatch = chance.choice(["local", "remote", "remote", "queue", "seconds", "conditional"])
         bounds = {"local_tokens": 8} if dispatch == "conditional" else {}
         return Policies(
-            routing=ROUTINGS[chance.choice(sorted(ROUTINGS))](chance.randrange(100)),
+            routing=make_routing(chance.choice(sorted(ROUTINGS)), chance.randrange(100)),
             admission=ADMISSIONS["none"](),
             dispatching=DISPATCHES[dispatch](transfer=transfer, **bounds),
             eviction=eviction,

@@ -17,7 +17,7 @@ from tandem.policy.dispatch.contract import Transfer
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import make_eviction
 from tandem.policy.qos.classes import Classes, ServiceClass
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS, make_routing
 from tandem.report.record import Ending, RunRecord
 from tandem.twin.faults.chance import random_faults
 from tandem.twin.network.paths import NodeLinks
@@ -125,7 +125,7 @@ def _policies(chance: Random, split: bool) -> Policies:
     dispatch = chance.choice(["local", "remote", "queue", "seconds"]) if split else "remote"
     eviction = chance.choice(["lru", "fifo", "lfu"])
     return Policies(
-        routing=ROUTINGS[chance.choice(sorted(ROUTINGS))](chance.randrange(100)),
+        routing=make_routing(chance.choice(sorted(ROUTINGS)), chance.randrange(100)),
         admission=ADMISSIONS[chance.choice(["none", "none", "threshold", "load", "prediction"])](),
         dispatching=DISPATCHES[dispatch](transfer=chance.choice(list(Transfer))),
         eviction=lambda: make_eviction(eviction, 0),

@@ -8,7 +8,7 @@ from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.dispatch.policies import DISPATCHES
 from tandem.policy.eviction.policies import Lru
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import make_routing
 from tandem.report.record import RunRecord
 from tandem.twin.scenario import Policies, Pool, Scenario, WorkerKind
 from tandem.twin.simulation import Simulation
@@ -40,7 +40,7 @@ def plain_policies(routing: str = "cost", **changes) -> Policies:
         "dispatching": DISPATCHES["remote"](),
         "eviction": Lru,
     } | changes
-    return Policies(ROUTINGS[routing](0), **fields)
+    return Policies(make_routing(routing, 0), **fields)
 
 
 def played(scenario: Scenario, rows: list[TraceRow]) -> Simulation:

@@ -42,7 +42,7 @@ from tandem.policy.planning.contract import Planning
 from tandem.policy.planning.policies import PLANNINGS, planning, remembered_s
 from tandem.policy.qos.classes import UNNAMED, Classes, Degradation, ServiceClass
 from tandem.policy.routing.contract import Routing
-from tandem.policy.routing.policies import ROUTINGS
+from tandem.policy.routing.policies import ROUTINGS, make_routing
 
 T = TypeVar("T")
 _WRITTEN = (bool, int, float, str, NoneType)
@@ -64,10 +64,10 @@ class RouterPolicies:
 def router_policies(cluster: Cluster) -> RouterPolicies:
     """Raises `InvalidConfiguration`."""
     chosen = cluster.policies
-    _only_name(chosen.routing, "routing")
-    dispatch = _dispatch(cluster)
+    routing, dispatch = chosen.routing, _dispatch(cluster)
+    weights = parameters("routing", routing, ROUTINGS[routing.name])
     return RouterPolicies(
-        routing=ROUTINGS[chosen.routing.name](cluster.seed),
+        routing=make_routing(routing.name, cluster.seed, **weights),
         admission=_made("admission", chosen.admission, ADMISSIONS[chosen.admission.name]),
         dispatching=_made("dispatch", dispatch, DISPATCHES[dispatch.name]),
         classes=_classes(cluster),

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.policy.chance import draw
 from tandem.policy.routing.pairing import ScoredRouting
-from tandem.policy.routing.policies import ROUTINGS, PowerOfTwo
+from tandem.policy.routing.policies import ROUTINGS, PowerOfTwo, Seed, make_routing
 from tandem.policy.views import TierHits
 from tests.policy.routing.fleets import fleets, request, requests, worker
 
@@ -29,7 +30,7 @@ BUSY = {"running_sequences": 200, "waiting_requests": 90, "queued_prefill_tokens
     order=st.randoms(use_true_random=False),
 )
 def test_laws_of_a_choice(name, asked, workers, seed, order):
-    policy = ROUTINGS[name](seed)
+    policy = make_routing(name, seed)
     route = policy.choose(asked, workers, 0)
     by_id = {view.worker: view for view in workers if view.accepting}
     roles = {view.role for view in by_id.values()}
@@ -53,14 +54,14 @@ def test_laws_of_a_choice(name, asked, workers, seed, order):
     assert policy.choose(asked, shuffled, 7) == route
     # A policy that has seen other fleets answers as a new one does.
     policy.choose(asked, [replace(view, queued_prefill_tokens=9) for view in workers], 0)
-    assert policy.choose(asked, workers, 0) == ROUTINGS[name](seed).choose(asked, workers, 0)
+    assert policy.choose(asked, workers, 0) == make_routing(name, seed).choose(asked, workers, 0)
 
 
 @each_policy
 def test_equal_workers_tie_by_id(name):
     if name in ("random", "round-robin", "power-of-two"):
         return
-    route = ROUTINGS[name](0).choose(request(), [worker("c"), worker("a"), worker("b")], 0)
+    route = make_routing(name, 0).choose(request(), [worker("c"), worker("a"), worker("b")], 0)
     assert route.prefill == route.decode == "a"
 
 
@@ -73,11 +74,11 @@ def test_nobody_can_take_it(name):
         [worker("a", Role.DECODE)],
         [worker("a", Role.PREFILL), worker("b", Role.DECODE, accepting=False)],
     ):
-        assert ROUTINGS[name](0).choose(request(), workers, 0) is None
+        assert make_routing(name, 0).choose(request(), workers, 0) is None
 
 
 def choose(name, asked, workers, seed=0):
-    return ROUTINGS[name](seed).choose(asked, workers, 0)
+    return make_routing(name, seed).choose(asked, workers, 0)
 
 
 def scores(name, asked, workers):
@@ -105,9 +106,11 @@ def test_random_and_power_of_two_spread_by_serial():
 
 
 def test_power_of_two_looks_at_two():
-    looked_at = PowerOfTwo(3).scores(request(), [worker(f"w{n}") for n in range(9)], Role.BOTH)
+    looked_at = PowerOfTwo(Seed(3)).scores(
+        request(), [worker(f"w{n}") for n in range(9)], Role.BOTH
+    )
     assert sorted(looked_at) == [0.0, 0.0] + [inf] * 7
-    assert PowerOfTwo(3).scores(request(), [worker("w")], Role.BOTH) == [0.0]
+    assert PowerOfTwo(Seed(3)).scores(request(), [worker("w")], Role.BOTH) == [0.0]
 
 
 def test_round_robin_goes_round():
@@ -152,6 +155,27 @@ def test_block_cost_is_the_published_formula():
     assert [reason.score for reason in route.decode_reasons] == [164.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "chosen"),
+    [
+        ("prefix-first", {}, "b"),
+        ("prefix-first", {"match_rate": 0.6}, "a"),
+        ("prefix-first", {"imbalance_requests": 1}, "a"),
+        ("block-cost", {}, "b"),
+        ("block-cost", {"device_credit": 0.0}, "a"),
+        ("weighted-score", {}, "a"),
+        ("weighted-score", {"prefix_weight": 5.0}, "b"),
+    ],
+)
+def test_weights_and_limits_of_published_formulas_are_parameters(name, parameters, chosen):
+    workers = [worker("a"), worker("b", waiting_requests=2, queued_prefill_tokens=300)]
+    asked = request(1000, hits={"b": TierHits(500)})
+    assert make_routing(name, **parameters).choose(asked, workers, 0).prefill == chosen
+    for each in parameters:
+        with pytest.raises(InvalidConfiguration, match=f"{each} is -1; choose 0 or more"):
+            make_routing(name, **{each: -1})
+
+
 def test_weighted_score_is_the_published_formula():
     workers = [
         worker("a", waiting_requests=4, free_blocks=2_500),
@@ -193,8 +217,8 @@ def serve(policy, requests_count: int) -> Counter:
 
 def test_longest_match_alone_sends_all_to_one_and_load_terms_do_not():
     assert serve(ScoredRouting(LongestMatch()), 400) == {"a": 400, "b": 0, "c": 0, "d": 0}
-    assert min(serve(ROUTINGS["prefix-first"](0), 400).values()) > 0
-    ours = serve(ROUTINGS["cost"](0), 400)
+    assert min(serve(make_routing("prefix-first", 0), 400).values()) > 0
+    ours = serve(make_routing("cost", 0), 400)
     assert max(ours.values()) - min(ours.values()) <= 2
 
 
@@ -207,9 +231,9 @@ def test_no_prompt_goes_where_it_cannot_fit_while_it_fits_elsewhere(name):
     ]
     large = [worker("p", Role.PREFILL, **BUSY), worker("d", Role.DECODE, **BUSY)]
     for seed in range(3):
-        route = ROUTINGS[name](seed).choose(asked, [*small, *large], 0)
+        route = make_routing(name, seed).choose(asked, [*small, *large], 0)
         assert (route.prefill, route.decode) == ("p", "d")
-        both = ROUTINGS[name](seed).choose(asked, [*small, worker("z", **BUSY)], 0)
+        both = make_routing(name, seed).choose(asked, [*small, worker("z", **BUSY)], 0)
         assert (both.prefill, both.decode) == ("z", "z")
         # Where it fits nowhere, whoever refuses it says why.
-        assert ROUTINGS[name](seed).choose(asked, small, 0).prefill == "a0"
+        assert make_routing(name, seed).choose(asked, small, 0).prefill == "a0"

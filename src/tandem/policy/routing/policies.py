@@ -1,15 +1,18 @@
 """Routing policies by name: by load, by cached prefixes (formulas of other projects), and by
 predicted seconds."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from math import inf
+from typing import NewType
 
+from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Role
 from tandem.policy.chance import draw
 from tandem.policy.routing.contract import Route, Routing
 from tandem.policy.routing.pairing import (
     ScoredRouting,
+    Scoring,
     candidates,
     pair,
     quotes_by_link,
@@ -19,12 +22,16 @@ from tandem.policy.routing.pairing import (
 from tandem.policy.routing.prediction import Predictor
 from tandem.policy.views import RequestView, WorkerView
 
+# The cluster's: no parameter of a policy's own.
+Seed = NewType("Seed", int)
+NO_SEED = Seed(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Random:
     """Each worker with the same chance, drawn anew for each phase."""
 
-    seed: int = 0
+    seed: Seed = NO_SEED
 
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
         drawn = int(draw(self.seed, "random", request.serial, phase) * len(views))
@@ -52,7 +59,7 @@ class PowerOfTwo:
     """The less loaded of two drawn at random (Mitzenmacher, "The Power of Two Choices in
     Randomized Load Balancing", 2001). Unit: requests; infinite for those not drawn."""
 
-    seed: int = 0
+    seed: Seed = NO_SEED
 
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
         count = len(views)
@@ -85,6 +92,9 @@ class PrefixFirst:
     imbalance_ratio: float = 1.5
     match_rate: float = 0.3
 
+    def __post_init__(self) -> None:
+        _refuse_negative(self)
+
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
         loads = [float(view.requests) for view in views]
         least, most = min(loads), max(loads)
@@ -107,6 +117,9 @@ class BlockCost:
     device_credit: float = 1.0
     host_credit: float = 0.75
     disk_credit: float = 0.25
+
+    def __post_init__(self) -> None:
+        _refuse_negative(self)
 
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
         return [
@@ -143,6 +156,9 @@ class WeightedScore:
     kv_weight: float = 2.0
     prefix_weight: float = 3.0
 
+    def __post_init__(self) -> None:
+        _refuse_negative(self)
+
     def scores(self, request: RequestView, views: Sequence[WorkerView], phase: Role) -> list[float]:
         queues = [view.waiting_requests for view in views]
         longest = max(queues)
@@ -156,6 +172,14 @@ class WeightedScore:
             )
             for view, queue in zip(views, queues, strict=True)
         ]
+
+
+def _refuse_negative(policy: PrefixFirst | BlockCost | WeightedScore) -> None:
+    """Raises `InvalidConfiguration` naming the parameter."""
+    for each in fields(policy):
+        value = getattr(policy, each.name)
+        if value < 0:
+            raise InvalidConfiguration(f"{each.name} is {value:g}; choose 0 or more")
 
 
 def _matched_share(request: RequestView, view: WorkerView) -> float:
@@ -202,14 +226,23 @@ class CostSeconds:
         )
 
 
-ROUTINGS: dict[str, Callable[[int], Routing]] = {
-    "random": lambda seed: ScoredRouting(Random(seed)),
-    "round-robin": lambda _: ScoredRouting(RoundRobin()),
-    "least-load": lambda _: ScoredRouting(LeastLoad()),
-    "power-of-two": lambda seed: ScoredRouting(PowerOfTwo(seed)),
-    "prefix-first": lambda _: ScoredRouting(PrefixFirst()),
-    "block-cost": lambda _: ScoredRouting(BlockCost()),
-    "weighted-score": lambda _: ScoredRouting(WeightedScore()),
-    "cost": lambda _: CostSeconds(),
+ROUTINGS: Mapping[str, Callable[..., Scoring | CostSeconds]] = {
+    "random": Random,
+    "round-robin": RoundRobin,
+    "least-load": LeastLoad,
+    "power-of-two": PowerOfTwo,
+    "prefix-first": PrefixFirst,
+    "block-cost": BlockCost,
+    "weighted-score": WeightedScore,
+    "cost": CostSeconds,
 }
-"""A policy is made from a seed; those that draw no chance ignore it."""
+
+
+def make_routing(name: str, seed: int = 0, **parameters: float) -> Routing:
+    """A policy with its parameters; it serves one router. Those that draw no chance ignore the
+    seed. Raises `InvalidConfiguration` for what a parameter cannot be."""
+    make = ROUTINGS[name]
+    if make in (Random, PowerOfTwo):
+        return ScoredRouting(make(Seed(seed), **parameters))
+    made = make(**parameters)
+    return made if isinstance(made, CostSeconds) else ScoredRouting(made)
