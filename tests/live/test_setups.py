@@ -30,7 +30,7 @@ from tandem.facts.kv import KvExport, KvGeometry, TierFigures
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.processes.setups import Setups, program_of, write_cluster
 from tandem.messages.cluster import PROTOCOL, Register
-from tandem.messages.gateway import ClusterStatus, PoolNodeStatus
+from tandem.messages.gateway import BreakerStatus, ClusterStatus, PoolNodeStatus
 from tandem.messages.planning import (
     ActionKind,
     HeldWorker,
@@ -316,3 +316,21 @@ def test_amounts_read_well():
     assert [seconds_text(seconds) for seconds in (3, 119, 120, 7200)] == [
         "3 s", "119 s", "2 min", "2 h",
     ]  # fmt: skip
+
+
+def test_a_breaker_that_holds_something_back_is_shown_with_its_cause():
+    cause = (
+        "the p99 TTFT of class premium was 1.34 times its SLO, although it was predicted to hold"
+    )
+    breakers = (
+        BreakerStatus("premium", "closed", 1.0, 2, ""),
+        BreakerStatus("free", "open", 0.75, 1, cause),
+    )
+    status = ClusterStatus("g-0", 5.0, (worker_status("d-0"),), 0, 0, 0, 0, (), breakers=breakers)
+    console = Console(record=True, width=240, file=io.StringIO())
+    print_status(console, "http://here", [status])
+    shown = [line.rstrip() for line in console.export_text().splitlines()]
+    assert [line for line in shown if "breaker" in line] == [
+        "g-0: the breaker of class free is open: 75% of what it promises is given out, because "
+        + cause
+    ]

@@ -72,6 +72,17 @@ def workers_table(workers: Sequence[WorkerStatus], gone: Mapping[str, str]) -> T
     return table
 
 
+def _breaker_lines(status: ClusterStatus) -> Iterator[str]:
+    """Of those that hold something back now."""
+    for each in status.breakers:
+        if each.share < 1.0:
+            whose = f"class {each.service_class}" if each.service_class else "requests of no class"
+            yield (
+                f"{status.gateway}: [yellow]the breaker of {whose} is {each.stage}[/yellow]: "
+                f"{each.share:.0%} of what it promises is given out, because {each.cause}"
+            )
+
+
 def print_status(console: Console, url: str, statuses: Sequence[ClusterStatus]) -> None:
     """What every gateway knows; figures of workers are added up over gateways."""
     console.print(status_shown(url, statuses))
@@ -100,6 +111,7 @@ def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
             lines += _planning_lines(status.planning)
         if status.pauses is not None and status.pauses.followed:
             lines.append(_pauses_line(status.gateway, status.pauses))
+        lines += _breaker_lines(status)
         calibration.add(status.calibration)
     if not calibration.empty:
         lines.append(f"predictions of the last ten minutes: {calibration}")
