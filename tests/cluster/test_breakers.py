@@ -267,13 +267,25 @@ def test_what_more_urgent_classes_take_meanwhile_is_not_promised():
     at = Traffic("premium", "free")
     at.run(6)
     at.breakers.prefills(at.view("premium"), 3.0, at.now_ns)
-    assert at.promised("free") == Slo(ttft_s=1.0, tpot_s=0.1)
+    # Three seconds of the five in the window's full slices.
+    assert at.promised("free") == Slo(ttft_s=0.8, tpot_s=0.1)
     refused = Verdict(False, "predicted TTFT 1.9 s exceeds 1 s: it is long", 0.3)
     verdict = at.breakers.settled(at.view("free"), refused, at.now_ns)
-    assert verdict.reason.endswith("; more urgent classes take 50% of the prefill meanwhile")
+    assert verdict.reason.endswith("; more urgent classes take 60% of the prefill meanwhile")
     assert at.promised("premium") == SLO
     at.breakers.prefills(at.view("premium"), 9.0, at.now_ns)
     assert at.promised("free").ttft_s == pytest.approx(2.0 * TERMS.least_share)
+
+
+def test_what_a_class_that_came_just_now_takes_counts_in_full():
+    at = Traffic("free", "premium")
+    at.names = ("free",)
+    at.run(20)
+    at.promised("premium")
+    at.breakers.prefills(at.view("premium"), 1.0, at.now_ns)
+    at.now_ns += 2 * NS
+    # One second of two, not of the window's six.
+    assert at.promised("free").ttft_s == pytest.approx(1.0)
 
 
 def test_a_lower_class_that_does_not_ask_any_more_has_nothing_to_give():

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -225,16 +225,16 @@ class ProfileFit:
     def _under_load(self, link: LinkCost) -> LinkCost:
         """A transfer of requests that are alone, with the latency that it has while others are
         served, too: its messages and threads wait for processors that compute steps. As much more
-        as answers of the mixed loads wait longer for their second token than in the simulator."""
+        as answers of the lightest mixed load wait longer for their second token than in the
+        simulator; of heavier ones, many wait for room."""
+        if not self._seen.mixed:
+            return link
         profile = self._server.folder / "tried.json"
         write_profile(profile, self.record)
-        added_s = [
-            handover_seconds(load.records)
-            - handover_seconds(self._server.play(load.records, profile)[0])
-            for load in self._seen.mixed
-        ]
+        lightest = min(self._seen.mixed, key=lambda load: len(load.records))
+        simulated = handover_seconds(self._server.play(lightest.records, profile)[0])
         # Nothing comes sooner for others that are served; what says so is noise.
-        added = max(0.0, fmean(added_s)) if added_s else 0.0
+        added = max(0.0, handover_seconds(lightest.records) - simulated)
         return LinkCost(link.bytes_per_s, link.latency_s + added)
 
     def _lengthenings(

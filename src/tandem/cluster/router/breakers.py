@@ -52,6 +52,7 @@ class _OfClass:
     breaker: Breaker = CLOSED
     slo: Slo = field(default_factory=Slo)
     since_ns: int = 0
+    known_since_ns: int = 0
     asked_ns: int = 0
     credit: float = 0.0
     left: float = 1.0
@@ -103,20 +104,20 @@ class Breakers:
             self._look(now_ns)
         breaker, slo = own.breaker, view.slo
         tpot_s = slo.tpot_s
-        urgent_s = 0.0
+        urgent_share = 0.0
         for other in self._order:
             if other.priority >= own.priority:
                 break
             if not self._share_workers(own.name, other.name):
                 continue
-            urgent_s += other.prefill_s.total(now_ns)
+            urgent_share += other.prefill_s.per_second(now_ns, other.known_since_ns)
             if other.slo.tpot_s is not None and self._is_active(other, now_ns):
                 tpot_s = min(tpot_s or other.slo.tpot_s, other.slo.tpot_s)
         own.left = 1.0
-        if breaker.share == 1.0 and tpot_s == slo.tpot_s and not urgent_s:
+        if breaker.share == 1.0 and tpot_s == slo.tpot_s and not urgent_share:
             return view
         # While it waits more urgent ones come, and go before it: as many as came of late.
-        own.left = max(self.terms.least_share, 1.0 - urgent_s / self.terms.window_s)
+        own.left = max(self.terms.least_share, 1.0 - urgent_share)
         ttft_s = None if slo.ttft_s is None else breaker.ttft_share * own.left * slo.ttft_s
         tpot_s = None if tpot_s is None else breaker.tpot_share * tpot_s
         return structs.replace(view, slo=replace(slo, ttft_s=ttft_s, tpot_s=tpot_s))
@@ -207,7 +208,9 @@ class Breakers:
             priority, window_ns = self.classes.named(name).priority, self.terms.window_ns
             tails = (SlidingTail(window_ns), SlidingTail(window_ns), SlidingTail(window_ns))
             busy = SlidingSum(window_ns)
-            own = self._of[name] = _OfClass(name, priority, *tails, busy, since_ns=now_ns)
+            own = self._of[name] = _OfClass(
+                name, priority, *tails, busy, since_ns=now_ns, known_since_ns=now_ns
+            )
             self._order = sorted(self._of.values(), key=lambda each: (each.priority, each.name))
         own.asked_ns, own.slo = now_ns, view.slo
         return own

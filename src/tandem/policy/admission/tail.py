@@ -88,9 +88,12 @@ class SlidingSum:
         self._move_on(now_ns)
         self._slices[self._newest % SLICES] += value
 
-    def total(self, now_ns: int) -> float:
+    def per_second(self, now_ns: int, since_ns: int) -> float:
+        """Of the time that is covered, no part of which is before `since_ns`; a slice of the window
+        at least."""
         self._move_on(now_ns)
-        return sum(self._slices)
+        begin_ns = max(since_ns, (self._newest - SLICES + 1) * self._slice_ns)
+        return sum(self._slices) / (max(now_ns - begin_ns, self._slice_ns) / 1e9)
 
     def _move_on(self, now_ns: int) -> None:
         newest = now_ns // self._slice_ns
