@@ -18,6 +18,7 @@ from tandem.messages.router import (
     AnnounceDegraded,
     BlocksReported,
     FailRequest,
+    LoadReported,
     Reject,
     RequestSubmitted,
     WorkerDrained,
@@ -27,6 +28,7 @@ from tandem.policy.admission.policies import EarlyRejection
 from tandem.policy.qos.classes import Classes, Degradation, ServiceClass
 from tests.cluster.cluster_parts import (
     COST,
+    MS,
     GatewayUnderTest,
     drew,
     idle_load,
@@ -116,16 +118,27 @@ def test_a_shorter_answer_comes_before_another_model_and_neither_is_kept_when_re
     assert state.submission.request.sampling.max_tokens == 40
 
 
-def test_the_breaker_counts_what_was_sent_to_another_model_as_refused_where_it_was_asked_for():
+@pytest.mark.parametrize("degrade", ["economy", ""])
+def test_who_is_sent_to_another_model_was_refused_where_it_asked_and_others_give_way(degrade):
+    usual = replace(USUAL, degrade=Degradation(service_class=degrade))
+    classes = Classes((usual, ServiceClass("lower", priority=9), ECONOMY), default="usual")
     breaker = BreakerTerms(window_s=6, min_requests=10, recovery_s=12)
-    at = TwoModels(
-        register("w"), small("s"), admission=EarlyRejection(predictive=True, breaker=breaker)
-    )
-    for number in range(6):
-        at.submit(f"r{number}")
-    statuses = {each.service_class for each in at.machine.router.admission.breakers.status()}
-    assert statuses == {"usual", "economy"}
-    assert at.workers["r5"] == "s"
+    early = EarlyRejection(predictive=False, breaker=breaker)
+    at = TwoModels(register("w"), small("s"), classes=classes, admission=early)
+    for number in range(4):
+        at.submit(f"l{number}", "lower")
+    for number in range(40):
+        at.now_ns += 300 * MS
+        at.receive(LoadReported("w", 4, 0, 0, 40, 90))
+        at.receive(idle_load("s"))
+        at.submit(f"l-{number}", "lower")
+        at.submit(f"u{number}")
+        assert at.workers.get(f"u{number}", "") == ("s" if degrade else "")
+        at.receive(drew("s", f"u{number}", reason=FinishReason.STOP))
+    breakers = at.machine.router.admission.breakers.status()
+    stages = {each.service_class: each.stage for each in breakers}
+    assert stages["lower"] == "open"
+    assert stages.get("economy", "closed") == "closed"
 
 
 def test_a_class_with_a_model_never_falls_back_and_holds_up_nobody():
