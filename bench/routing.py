@@ -5,6 +5,7 @@ Usage: python bench/routing.py [--repetitions N]
 """
 
 import argparse
+import gc
 import statistics
 import time
 from array import array
@@ -171,6 +172,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--router-only", action="store_true")
     repetitions = parser.parse_args().repetitions
+    # As a gateway process does: what it is made of is no garbage.
+    gc.freeze()
     if not parser.parse_args().router_only:
         choices(repetitions)
     routers(repetitions)
