@@ -144,7 +144,10 @@ class WorkerCost:
     def decode_seconds(self, sequences: int, context_tokens: int) -> float:
         """The gap between two tokens of each of `sequences` that attend to `context_tokens` in
         all."""
-        return self.step_time.stages * self.decode_stage_seconds(sequences, context_tokens)
+        step_time = self.step_time
+        if step_time.stages == 1 and sequences:
+            return step_time.decode_seconds(sequences, context_tokens)
+        return step_time.stages * self.decode_stage_seconds(sequences, context_tokens)
 
     def decode_stage_seconds(self, sequences: int, context_tokens: int) -> float:
         """What one stage does for these between two tokens of theirs: a pipeline is kept full by as

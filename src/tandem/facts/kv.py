@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from tandem.facts.blocks import BlockHash
-from tandem.facts.bounds import Count, Name, Seconds, Size
+from tandem.facts.bounds import Count, Seconds, Size
 from tandem.facts.fleet import Tier
 
 
@@ -158,7 +158,7 @@ class TierFigures(Struct, frozen=True):
     fetch_s_per_token: Seconds = 0.0
     compute_s_per_token: Seconds = 0.0
     reason: str = ""
-    tenant_blocks: tuple[tuple[Name, Count], ...] = ()
+    tenant_blocks: tuple[tuple[str, Count], ...] = ()
 
 
 def placement(first: bytes, nodes: Iterable[str]) -> list[str]:

@@ -473,8 +473,7 @@ def _in_spite_of(refusal: Verdict, verdict: Verdict) -> Verdict:
 
 
 def _shared_prefill_s(view: RequestView, route: Route, workers: list[WorkerView]) -> float:
-    """For how long the uncached part of a prompt keeps all workers together that prefill."""
-    prefilling = sum(1 for each in workers if each.accepting and each.role.prefills)
+    """For how long the uncached part of a prompt keeps all workers together to which it may go."""
     cost = view_of(workers, route.prefill).cost
     tokens = max(1, view.prompt_tokens - view.hit(route.prefill).tokens)
-    return cost.queue_seconds(tokens) / max(1, prefilling)
+    return cost.queue_seconds(tokens) / len(route.prefill_reasons)

@@ -57,18 +57,18 @@ class SentLoad(Struct):
 
 class ByPriority:
     """Requests of this router that are counted at one worker: by name, their priority and tokens as
-    they were then."""
+    they were then. Of a large fleet most have none: that `requests` are empty is asked often."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, tuple[int, int]] = {}
+        self.requests: dict[str, tuple[int, int]] = {}
         # Of each priority: tokens and requests.
         self._sums: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.requests)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._requests)
+        return iter(self.requests)
 
     @property
     def tokens(self) -> int:
@@ -76,11 +76,11 @@ class ByPriority:
         return sum(tokens for tokens, _ in self._sums.values())
 
     def add(self, name: str, priority: int, tokens: int) -> None:
-        self._requests[name] = (priority, tokens)
+        self.requests[name] = (priority, tokens)
         self._count(priority, tokens, 1)
 
     def discard(self, name: str) -> None:
-        if found := self._requests.pop(name, None):
+        if found := self.requests.pop(name, None):
             priority, tokens = found
             self._count(priority, -tokens, -1)
 
@@ -262,7 +262,7 @@ class Fleet:
         views = self.views()
         for place, worker in enumerate(self._order):
             tracked = self.workers[worker]
-            if tracked.prefilling or tracked.expected:
+            if tracked.prefilling.requests or tracked.expected.requests:
                 views[place] = _ahead(views[place], tracked, priority)
         return views
 

@@ -62,8 +62,10 @@ def candidates(
     views: Sequence[WorkerView], scores: Sequence[float], quotes: Sequence[Quote]
 ) -> tuple[Candidate, ...]:
     return tuple(
-        Candidate(view.worker, score, quote.ttft_s, quote.tpot_s)
-        for view, score, quote in zip(views, scores, quotes, strict=True)
+        [
+            Candidate(view.worker, score, quote.ttft_s, quote.tpot_s)
+            for view, score, quote in zip(views, scores, quotes, strict=True)
+        ]
     )
 
 

@@ -88,7 +88,7 @@ class WorkerEstimate(Struct, frozen=True):
     the running decodes mixed into its step; `neighbours` decode with `gap_s` between tokens and
     attend to `context_tokens`; a new prompt starts after `wait_s`, with what its first token takes
     beside the steps. Whatever its work, a request takes `entry_s` and `prompt_token_s` for each
-    token of its prompt."""
+    token of its prompt. One of up to `room_tokens` finds its blocks and a slot at once."""
 
     view: WorkerView
     curve: PrefillCurve
@@ -99,6 +99,7 @@ class WorkerEstimate(Struct, frozen=True):
     wait_s: float
     entry_s: float
     prompt_token_s: float
+    room_tokens: int
 
 
 class Fetch(Struct, frozen=True):
@@ -133,10 +134,16 @@ class Predictor:
         prompt_tokens, remote_tokens = request.prompt_tokens, request.remote_tokens
         hits_of = request.hits.get
         output_tokens = request.expected_output_tokens if phase.decodes else 0.0
+        needed_tokens, context_tokens = prompt_tokens + output_tokens, _mean_context(request)
         cold: dict[int, float] = {}
         quotes = []
+        estimates = self._estimates
         for view in views:
-            estimate = self._estimate(view)
+            # In line, as what follows: a large fleet is gone through for every request.
+            known_estimate = estimates.get(view.worker)
+            if known_estimate is None or known_estimate.view is not view:
+                known_estimate = self._estimate(view)
+            estimate = known_estimate
             curve, neighbours = estimate.curve, estimate.neighbours
             hits = hits_of(view.worker, NO_HITS)
             pull_s = 0.0
@@ -152,11 +159,12 @@ class Predictor:
             ttft_s = estimate.wait_s + pull_s + estimate.stretch * compute_s
             if curve.stages > 1:
                 ttft_s += curve.fill_seconds(compute_s)
-            ttft_s += room_seconds(request, hits, estimate, output_tokens)
+            if needed_tokens - hits.device_tokens > estimate.room_tokens:
+                ttft_s += room_seconds(request, hits, estimate, output_tokens)
             ttft_s += estimate.entry_s + estimate.prompt_token_s * prompt_tokens
             tpot_s, decode_lost_s = 0.0, 0.0
             if output_tokens:
-                tpot_s, decode_lost_s = _decoding(request, estimate)
+                tpot_s, decode_lost_s = _decoding(estimate, output_tokens, context_tokens)
             # Whoever comes next waits behind this prompt, as it does behind those that wait now: as
             # many, in a steady queue.
             harmed = neighbours + view.waiting_requests
@@ -169,18 +177,22 @@ class Predictor:
         """For workers that take over after the first token, when the KV comes over the link
         `source` of the prefill worker: TTFT = transfer of what the device lacks + room."""
         self._forget_old(len(views))
+        prompt_tokens, output_tokens = request.prompt_tokens, request.expected_output_tokens
+        needed_tokens, context_tokens = prompt_tokens + output_tokens, _mean_context(request)
+        hits_of = request.hits.get
         quotes = []
         for view in views:
             estimate = self._estimate(view)
-            hits = request.hits.get(view.worker, NO_HITS)
-            moved_bytes = view.cost.kv_bytes(max(0, request.prompt_tokens - hits.device_tokens))
+            hits = hits_of(view.worker, NO_HITS)
+            moved_bytes = view.cost.kv_bytes(max(0, prompt_tokens - hits.device_tokens))
             network = view.cost.network
             ttft_s = network.seconds(moved_bytes)
             if source is not network:
                 # The slower end of the path sets the pace.
                 ttft_s = max(ttft_s, source.seconds(moved_bytes))
-            ttft_s += room_seconds(request, hits, estimate, request.expected_output_tokens)
-            tpot_s, decode_lost_s = _decoding(request, estimate)
+            if needed_tokens - hits.device_tokens > estimate.room_tokens:
+                ttft_s += room_seconds(request, hits, estimate, output_tokens)
+            tpot_s, decode_lost_s = _decoding(estimate, output_tokens, context_tokens)
             quotes.append(Quote(ttft_s, tpot_s, ttft_s + decode_lost_s))
         return quotes
 
@@ -257,15 +269,19 @@ def room_seconds(
     free_blocks, total_blocks = view.free_blocks, view.total_blocks
     # A request larger than the whole pool is refused elsewhere.
     missing_blocks = min(tokens / view.block_size + 1.0, total_blocks) - free_blocks
-    missing_slots = (
-        view.running_sequences + view.waiting_requests + view.expected_decodes + 1
-    ) - view.max_sequences
+    missing_slots = _missing_slots(view)
     if missing_blocks <= 0.0 and missing_slots <= 0:
         return 0.0
     share = max(
         missing_blocks / max(1, total_blocks - free_blocks), missing_slots / view.max_sequences
     )
     return share * request.expected_output_tokens * estimate.gap_s
+
+
+def _missing_slots(view: WorkerView) -> int:
+    """Of one more sequence; none where it is not positive."""
+    taken = view.running_sequences + view.waiting_requests + view.expected_decodes
+    return taken + 1 - view.max_sequences
 
 
 def _estimated(view: WorkerView, curve: PrefillCurve) -> WorkerEstimate:
@@ -290,19 +306,27 @@ def _estimated(view: WorkerView, curve: PrefillCurve) -> WorkerEstimate:
         + view.cost.correction.first_token_s,
         entry_s=serving.entry_seconds(0) + (serving.cold_s if rests else 0.0),
         prompt_token_s=serving.prompt_token_s,
+        room_tokens=(view.free_blocks - 1) * view.block_size if _missing_slots(view) <= 0 else -1,
     )
 
 
-def _decoding(request: RequestView, estimate: WorkerEstimate) -> tuple[float, float]:
+def _mean_context(request: RequestView) -> int:
+    """What its decodes attend to, in the middle of its answer."""
+    return request.prompt_tokens + int(request.expected_output_tokens) // 2
+
+
+def _decoding(
+    estimate: WorkerEstimate, output_tokens: float, context_tokens: int
+) -> tuple[float, float]:
     """One more decode here: the gap between its tokens, and the seconds that it takes for them
     all, together with what its neighbours wait longer in that time."""
-    output_tokens = request.expected_output_tokens
+    neighbours = estimate.neighbours
     gap_s = estimate.view.cost.decode_seconds(
-        estimate.neighbours + 1,
-        estimate.context_tokens + request.prompt_tokens + int(output_tokens) // 2,
+        neighbours + 1, estimate.context_tokens + context_tokens
     )
+    longer_s = gap_s - estimate.gap_s
     # A step that only fills a pipeline harms nobody.
-    harm_s = estimate.neighbours * max(0.0, gap_s - estimate.gap_s)
+    harm_s = neighbours * longer_s if longer_s > 0.0 else 0.0
     return gap_s, output_tokens * (gap_s + harm_s)
 
 
