@@ -57,7 +57,7 @@ def test_continuing_the_final_message(client, generator, text):
     assert prompt.endswith("<|im_start|>assistant\nSure, ")
 
 
-def test_sampling_fields_arrive(client, generator):
+def test_sampling_fields_arrive(client, generator, text):
     chat(
         client,
         temperature=0.5,
@@ -74,6 +74,8 @@ def test_sampling_fields_arrive(client, generator):
             "repetition_penalty": 1.1,
             "min_tokens": 2,
             "stop_token_ids": [9],
+            "allowed_token_ids": [9, 7, 9],
+            "bad_words": ["fox", " fox"],
             "priority": -3,
             "cache_salt": "s",
         },
@@ -87,6 +89,10 @@ def test_sampling_fields_arrive(client, generator):
     assert (sampling.max_tokens, sampling.min_tokens) == (7, 2)
     assert sampling.logit_bias == ((5, 2.0),)
     assert sampling.stop_token_ids == (0, 2, 9)
+    assert sampling.allowed_token_ids == (9, 7)
+    # At the start of a text and after a space.
+    spelled = [text.tokenizer.decode(word) for word in sampling.bad_words]
+    assert spelled == ["fox", " fox"]
     assert (request.priority, request.cache_salt) == (-3, "s")
 
 

@@ -50,6 +50,8 @@ def samplings(draw) -> SamplingParameters:
         min_tokens=draw(st.integers(0, min(3, max_tokens))),
         stop_token_ids=draw(st.sampled_from([(), tuple(range(0, VOCABULARY, 9))])),
         top_logprobs=draw(st.sampled_from([None, 0, 3])),
+        allowed_token_ids=() if plain else draw(st.sampled_from([(), (5, 6, 7, 9, 11, 12)])),
+        bad_words=() if plain else draw(st.sampled_from([(), ((6,), (7, 9), (5, 9), (9, 5, 11))])),
     )
 
 
@@ -159,6 +161,8 @@ def test_parallel_answers_compute_their_prompt_once():
         {"max_tokens": INT32_LIMIT - 1},
         {"logit_bias": tuple((token, -100.0) for token in range(VOCABULARY))},
         {"stop_token_ids": tuple(range(VOCABULARY)), "min_tokens": 4},
+        {"allowed_token_ids": (3,), "bad_words": ((3,), (3, 3))},
+        {"bad_words": tuple((token,) for token in range(VOCABULARY))},
         {"top_logprobs": TOP_LOGPROBS_LIMIT},
     ],
     ids=str,

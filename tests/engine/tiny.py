@@ -177,6 +177,7 @@ def _naive_draw(logits, tokens: list[int], request: Request, kernels: Kernels) -
     sampling, prompt = request.sampling, len(request.prompt_tokens)
     answer = tokens[prompt:]
     wished = logits.clone()
+    lowest = torch.tensor(torch.finfo(wished.dtype).min, dtype=wished.dtype)
     for token in range(VOCABULARY):
         value = wished[token]
         if token in tokens:
@@ -188,7 +189,13 @@ def _naive_draw(logits, tokens: list[int], request: Request, kernels: Kernels) -
         for biased, bias in sampling.logit_bias:
             value = value + bias if biased == token else value
         if token in sampling.stop_token_ids and len(answer) < sampling.min_tokens:
-            value = torch.tensor(-torch.inf)
+            value = lowest
+        if sampling.allowed_token_ids and token not in sampling.allowed_token_ids:
+            value = lowest
+        for word in sampling.bad_words:
+            before = list(word[:-1])
+            if word[-1] == token and answer[len(answer) - len(before) :] == before:
+                value = lowest
         wished[token] = value
     rows = SamplingRows(
         temperature=torch.tensor([sampling.temperature], dtype=torch.float32),

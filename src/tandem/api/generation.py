@@ -169,9 +169,7 @@ async def create_answer(
         body = await read_body(request, body_type, context.config, held)
         context.check_ready(body.model)
         spec = spec_of(body)
-        sampling = sampling_parameters(
-            body, spec.max_tokens, spec.top_logprobs, context.text.defaults, card
-        )
+        sampling = sampling_parameters(body, spec.max_tokens, spec.top_logprobs, context.text, card)
         scaling = scaling_of(
             body,
             context,

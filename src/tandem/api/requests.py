@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from tandem.facts.client_fields import client_fields
 from tandem.facts.request import Request
-from tandem.facts.sampling import SamplingParameters
+from tandem.facts.sampling import ALLOWED_TOKENS_LIMIT, SamplingParameters
 
 TokenId = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -222,6 +222,14 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: Annotated[
         list[TokenId] | None,
         _means("Token ids that end the answer; at most 64 with the model's own."),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[TokenId] | None,
+        _means(f"No other token is drawn; 1 to {ALLOWED_TOKENS_LIMIT} token ids."),
+    ] = None
+    bad_words: Annotated[
+        list[str] | None,
+        _means("Words that the answer must not have; up to 64 of 1 to 256 characters."),
     ] = None
     include_stop_str_in_output: Annotated[
         bool | None, _means("Keeps the stop string, or the text of the token that ended it.")

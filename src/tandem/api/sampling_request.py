@@ -15,15 +15,20 @@ from tandem.facts.client_fields import client_fields, client_values
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.request import Request
 from tandem.facts.sampling import (
+    ALLOWED_TOKENS_LIMIT,
     LOGIT_BIAS_LIMIT,
     SEED_LIMIT,
     STOP_TOKENS_LIMIT,
     SamplingParameters,
 )
 from tandem.facts.serving import ModelCard
+from tandem.text.model import TextModel
+from tandem.text.tokenizer import Tokenizer
 
 STOP_STRINGS_LIMIT = 64
 STOP_STRING_CHARS_LIMIT = 1024
+BAD_WORDS_COUNT_LIMIT = 64
+BAD_WORD_CHARS_LIMIT = 256
 # What is stored as a client sets it.
 _PARAMETERS = client_fields(SamplingParameters)
 _ATTRIBUTES = client_fields(Request)
@@ -69,11 +74,11 @@ def sampling_parameters(
     body: GenerationBody,
     max_tokens: int,
     top_logprobs: int | None,
-    defaults: SamplingParameters,
+    text: TextModel,
     card: ModelCard,
 ) -> SamplingParameters:
     """Raises `InvalidRequest` naming the field."""
-    recommended = {each.name: getattr(defaults, each.name) for each in _PARAMETERS}
+    recommended = {each.name: getattr(text.defaults, each.name) for each in _PARAMETERS}
     values = recommended | client_values(body, _PARAMETERS)
     # -1 is a common spelling of "no top-k".
     values["top_k"] = 0 if values["top_k"] == -1 else values["top_k"]
@@ -86,6 +91,8 @@ def sampling_parameters(
         min_tokens=body.min_tokens or 0,
         stop_token_ids=_stop_token_ids(body, card),
         top_logprobs=top_logprobs,
+        allowed_token_ids=_allowed_token_ids(body, card),
+        bad_words=_bad_words(body, text.tokenizer),
     )
 
 
@@ -124,6 +131,37 @@ def _stop_token_ids(body: GenerationBody, card: ModelCard) -> tuple[int, ...]:
     check_tokens("stop_token_ids", wanted, card)
     ends = () if body.ignore_eos else card.end_token_ids
     return tuple(dict.fromkeys([*ends, *wanted]))
+
+
+def _allowed_token_ids(body: GenerationBody, card: ModelCard) -> tuple[int, ...]:
+    allowed = body.allowed_token_ids
+    if allowed is None:
+        return ()
+    _check_length("allowed_token_ids", allowed, ALLOWED_TOKENS_LIMIT)
+    check_tokens("allowed_token_ids", allowed, card)
+    if not allowed:
+        raise InvalidRequest("allowed_token_ids", "is empty: then nothing could be drawn")
+    if body.min_tokens and set(allowed) <= set(_stop_token_ids(body, card)):
+        raise InvalidRequest(
+            "allowed_token_ids", "all of them end the answer, which min_tokens keeps from ending"
+        )
+    return tuple(dict.fromkeys(allowed))
+
+
+def _bad_words(body: GenerationBody, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """As they are and after a space: in the middle of a text most tokenizers spell a word so, and
+    then with other tokens."""
+    words = body.bad_words or []
+    _check_length("bad_words", words, BAD_WORDS_COUNT_LIMIT)
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not 0 < len(word.strip()) <= len(word) <= BAD_WORD_CHARS_LIMIT:
+            raise InvalidRequest(
+                "bad_words", f"needs words of 1 to {BAD_WORD_CHARS_LIMIT} characters, not spaces"
+            )
+        for spelled in (word, f" {word.lstrip()}"):
+            found[tokenizer.encode(spelled, add_special_tokens=False)] = None
+    return tuple(found)
 
 
 def _check_length(field: str, entries: Sized, limit: int) -> None:

@@ -63,14 +63,10 @@ class Sampler:
             index = torch.tensor(ids, device=logits_V.device)
             bias = torch.tensor(biases, dtype=logits_V.dtype, device=logits_V.device)
             logits_V.index_add_(0, index, bias)
-        if position - prompt_tokens < sampling.min_tokens and sampling.stop_token_ids:
-            banned = torch.tensor(sampling.stop_token_ids, device=logits_V.device)
-            peak = logits_V.amax()
-            # Not infinite: who bans all there is still gets a token.
-            logits_V[banned] = torch.finfo(logits_V.dtype).min
-            # A ban, alone of all this, may hide a NaN: a row that held one keeps one. Without a
-            # look from the host.
-            logits_V[0] += peak - peak
+        bans = self._slots.bans[slot]
+        if bans is not None:
+            answer_tokens = position - prompt_tokens
+            bans.apply(logits_V, self._slots.tokens[slot, :position], answer_tokens)
 
     def _penalise(self, logits_V: Tensor, slot: int, position: int) -> None:
         """Repetition counts prompt and answer (Keskar et al., CTRL); presence and frequency count

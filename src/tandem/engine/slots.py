@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tandem.engine.bans import Bans
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import IntArray, Placement, StepPlan
 from tandem.kernels.sampling import SamplingRows
@@ -48,6 +49,8 @@ class Slots:
         self._min_p = np.zeros(slots, np.float32)
         self._seed = np.zeros(slots, np.int64)
         self.adjusts_logits = np.zeros(slots, np.bool_)
+        # Of the sequences that must not draw some tokens.
+        self.bans: list[Bans | None] = [None] * slots
         self.wants_logprobs = np.zeros(slots, np.bool_)
 
     def apply(self, plan: StepPlan) -> None:
@@ -76,11 +79,8 @@ class Slots:
         self._min_p[slot] = sampling.min_p
         self._seed[slot] = np.uint64(sampling.seed).astype(np.int64)
         self.wants_logprobs[slot] = sampling.top_logprobs is not None
-        self.adjusts_logits[slot] = (
-            sampling.penalised
-            or bool(sampling.logit_bias)
-            or (sampling.min_tokens > 0 and bool(sampling.stop_token_ids))
-        )
+        self.adjusts_logits[slot] = sampling.adjusts_logits
+        self.bans[slot] = Bans.of(sampling, self.device) if sampling.adjusts_logits else None
 
     def sampling_rows(self, slots: np.ndarray, positions: np.ndarray) -> SamplingRows:
         """The draw parameters of these slots, for tokens at these positions."""

@@ -4,6 +4,7 @@ Together with the prompt, the seed makes an answer a pure function: token i of a
 with noise keyed by (seed, position, token id), so batching or moving a request changes nothing.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.facts.client_fields import client_field, client_fields
@@ -14,6 +15,10 @@ INT32_LIMIT = 1 << 31
 TOP_LOGPROBS_LIMIT = 20
 LOGIT_BIAS_LIMIT = 1024
 STOP_TOKENS_LIMIT = 64
+ALLOWED_TOKENS_LIMIT = 4096
+# Of words, as token ids, and of all their tokens.
+BAD_WORDS_LIMIT = 256
+BAD_WORD_TOKENS_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +28,10 @@ class SamplingParameters:
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
     `stop_token_ids` already holds the model's end-of-sequence ids unless the client ignores them.
     `top_logprobs` is None when no logprobs are wanted, else how many alternatives beside the
-    chosen token. What a client sets as it is stored is a `client_field`, declared here alone; the
-    others are made of a request in `api/sampling_request.py`. Raises `InvalidRequest` naming the
-    field.
+    chosen token. Where there are `allowed_token_ids`, no other token is drawn; the last token of
+    one of the `bad_words` is not drawn after the tokens before it, of the answer. What a client
+    sets as it is stored is a `client_field`, declared here alone; the others are made of a request
+    in `api/sampling_request.py`. Raises `InvalidRequest` naming the field.
     """
 
     temperature: float = client_field(
@@ -70,6 +76,8 @@ class SamplingParameters:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
@@ -87,6 +95,12 @@ class SamplingParameters:
             raise InvalidRequest("stop_token_ids", f"has more than {STOP_TOKENS_LIMIT} entries")
         for _, bias in self.logit_bias:
             _within("logit_bias", bias, -100.0, 100.0)
+        if len(self.allowed_token_ids) > ALLOWED_TOKENS_LIMIT:
+            raise InvalidRequest("allowed_token_ids", f"has more than {ALLOWED_TOKENS_LIMIT} ids")
+        if len(self.bad_words) > BAD_WORDS_LIMIT or not all(self.bad_words):
+            raise InvalidRequest("bad_words", f"needs 1 to {BAD_WORDS_LIMIT} words, none empty")
+        if sum(map(len, self.bad_words)) > BAD_WORD_TOKENS_LIMIT:
+            raise InvalidRequest("bad_words", f"has more than {BAD_WORD_TOKENS_LIMIT} tokens")
 
     @property
     def penalised(self) -> bool:
@@ -96,6 +110,25 @@ class SamplingParameters:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether anything beside temperature and filters changes what is drawn."""
+        return (
+            self.penalised
+            or bool(self.logit_bias)
+            or bool(self.allowed_token_ids)
+            or bool(self.bad_words)
+            or (self.min_tokens > 0 and bool(self.stop_token_ids))
+        )
+
+    @property
+    def named_tokens(self) -> Iterator[tuple[str, int]]:
+        """Every token id that it names, with the field that does."""
+        yield from (("logit_bias", token) for token, _ in self.logit_bias)
+        for field in ("stop_token_ids", "allowed_token_ids"):
+            yield from ((field, token) for token in getattr(self, field))
+        yield from (("bad_words", token) for word in self.bad_words for token in word)
 
     def seed_of_choice(self, choice: int) -> int:
         """The seed of the n-th parallel answer to one prompt; choice 0 keeps the client's seed."""

@@ -255,10 +255,9 @@ class WorkerMachine:
         ):
             return InvalidRequest("prompt", "holds a token id outside the vocabulary")
         self._valid_prompt = request.prompt_tokens
-        if any(token not in vocabulary for token, _ in request.sampling.logit_bias):
-            return InvalidRequest("logit_bias", "names a token id outside the vocabulary")
-        if any(token not in vocabulary for token in request.sampling.stop_token_ids):
-            return InvalidRequest("stop_token_ids", "names a token id outside the vocabulary")
+        for field, token in request.sampling.named_tokens:
+            if token not in vocabulary:
+                return InvalidRequest(field, "names a token id outside the vocabulary")
         sequences = self.sequences
         if any(
             request.request_id in taken
