@@ -50,6 +50,10 @@ SAMPLINGS = [
         temperature=0.7, seed=7, max_tokens=9, repetition_penalty=1.3, frequency_penalty=0.5,
         min_tokens=4, stop_token_ids=(3, NAN_TOKEN), logit_bias=((5, 2.0),), top_logprobs=0,
     ),
+    SamplingParameters(
+        temperature=0.9, seed=8, max_tokens=9, allowed_token_ids=tuple(range(4, 40)),
+        bad_words=((5,), (6, 7), (8, 9, 10)),
+    ),
 ]  # fmt: skip
 PROMPT = tuple(range(1, 22))
 BAD_PROMPT = (*PROMPT[:10], NAN_TOKEN, *PROMPT[11:])
@@ -137,7 +141,7 @@ def test_an_answer_without_numbers_ends_where_they_end(arithmetic):
     bench.drain()
     assert bench.answers["bad"] == [NAN_TOKEN]
     assert bench.failed.keys() == {"bad"}
-    assert bench.finished.keys() == {"good 0", "good 1", "good 2", "good 3"}
+    assert bench.finished.keys() == {f"good {i}" for i in range(len(SAMPLINGS))}
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda each: each.kernels.name)
@@ -154,9 +158,12 @@ def test_a_head_without_numbers_lets_nobody_say_anything(arithmetic):
     decoder.logits = broken
     # Not even who bans the token that has none.
     banned = replace(SAMPLINGS[3], stop_token_ids=(7,))
-    bench.ask(*neighbours(), Request("banned", PROMPT, banned))
+    others_only = replace(SAMPLINGS[4], allowed_token_ids=(8, 9))
+    bench.ask(
+        *neighbours(), Request("banned", PROMPT, banned), Request("others", PROMPT, others_only)
+    )
     bench.drain()
-    assert len(bench.failed) == 5
+    assert len(bench.failed) == len(SAMPLINGS) + 2
     assert not bench.answers
 
 

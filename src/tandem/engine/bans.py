@@ -72,6 +72,9 @@ class Bans:
     def apply(self, logits_V: Tensor, tokens: Tensor, answer_tokens: int) -> None:
         """`logits_V` are changed; `tokens` are all so far, the last `answer_tokens` the answer.
         Not to infinity: who bans all there is still gets a token."""
+        ends_too_soon = self.stops is not None and answer_tokens < self.min_tokens
+        if not ends_too_soon and self.allowed is None and not self.words:
+            return
         peak = logits_V.amax()
         lowest = torch.finfo(logits_V.dtype).min
         if self.allowed is not None:
@@ -80,7 +83,7 @@ class Bans:
             logits_V[self.allowed] = kept
         for words in self.words:
             words.apply(logits_V, tokens, answer_tokens)
-        if self.stops is not None and answer_tokens < self.min_tokens:
+        if ends_too_soon:
             logits_V[self.stops] = lowest
         # A ban, alone of what adjusts logits, may hide a NaN: a row that held one keeps one.
         logits_V[0] += peak - peak
