@@ -1,7 +1,7 @@
 """Small pieces of a cluster, for tests of one rule at a time."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -111,7 +111,6 @@ class GatewayUnderTest(MachineUnderTest):
         terms: Registered = TERMS,
         limits: LimitTerms | None = None,
         pool_models: Mapping[str, str] | None = None,
-        capacity_of: Callable[[Register], Capacity] = capacity,
         **router,
     ) -> None:
         config = GatewayConfig(
@@ -127,7 +126,7 @@ class GatewayUnderTest(MachineUnderTest):
                     **router,
                 }
             ),
-            capacity_of=capacity_of,
+            capacity_of=capacity,
             terms=terms,
             model="model",
             revision="revision",

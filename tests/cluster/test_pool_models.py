@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tandem.cluster.gateway.housekeeping import migration
-from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.blocks import BlockChanges, CacheRoot
 from tandem.facts.fleet import Role, Tier
@@ -27,7 +26,6 @@ from tandem.policy.admission.breaker import BreakerTerms
 from tandem.policy.admission.policies import EarlyRejection
 from tandem.policy.qos.classes import Classes, Degradation, ServiceClass
 from tests.cluster.cluster_parts import (
-    COST,
     MS,
     GatewayUnderTest,
     drew,
@@ -55,9 +53,7 @@ class TwoModels(GatewayUnderTest):
     """A gateway of a cluster whose pool `small` has a model of its own."""
 
     def __init__(self, *workers: Register, classes: Classes = CLASSES, **router) -> None:
-        super().__init__(
-            *workers, classes=classes, pool_models={"small": SMALL}, capacity_of=capacity, **router
-        )
+        super().__init__(*workers, classes=classes, pool_models={"small": SMALL}, **router)
         for each in workers:
             self.receive(idle_load(each.worker))
 
@@ -72,11 +68,6 @@ class TwoModels(GatewayUnderTest):
 
     def gone(self, worker: str) -> list:
         return self.handle(PeerGone(f"{worker}/1", "it has left", died=False))
-
-
-def capacity(registered: Register) -> Capacity:
-    model = SMALL if registered.pool == "small" else ""
-    return Capacity(COST, 4, 100, 4, registered.pool, model)
 
 
 def test_what_finds_no_room_is_answered_by_the_smaller_model():
@@ -170,6 +161,20 @@ def test_a_draining_worker_hands_its_requests_to_nobody_with_another_model(other
     router.handle(WorkerDrained("s-0"), at.now_ns)
     wanted = migration(router, at.machine.members.of_name("s-0"))
     assert (wanted.target if wanted else None) == ("s-1" if "s-1" in others else None)
+
+
+def test_a_worker_whose_pool_is_gone_stays_known_for_what_it_serves():
+    at = TwoModels(register("w"), small("s"))
+    at.apply(router={"classes": Classes((USUAL,), default="usual")}, pool_models={})
+    # Its connection broke.
+    at.receive(small("s"))
+    for number in range(4):
+        at.submit(f"u{number}")
+    assert set(at.workers.values()) == {"w"}
+    at.receive(drew("w", "u0"))
+    router = at.machine.router
+    router.handle(WorkerDrained("w"), at.now_ns)
+    assert migration(router, at.machine.members.of_name("w")) is None
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])

@@ -408,5 +408,4 @@ class SimulatedCluster:
             block_count=kind.block_count,
             max_sequences=kind.max_sequences,
             pool=pool.name,
-            model=pool.model,
         )

@@ -30,6 +30,7 @@ from tandem.cluster.gateway.rate_limits import CallLimits
 from tandem.cluster.gateway.routing import Routing
 from tandem.cluster.gateway.shared_pool import SharedPool
 from tandem.cluster.gateway.sharing import Sharing
+from tandem.cluster.router.fleet import Capacity
 from tandem.cluster.router.machine import RouterMachine
 from tandem.facts.request import session_key
 from tandem.messages.cluster import (
@@ -84,8 +85,8 @@ class GatewayMachine:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
-        self.costs = MeasuredCosts(config.capacity_of, config.learning)
         self.members = Members(config.model, config.revision, config.pool_models)
+        self.costs = MeasuredCosts(self._capacity_of, config.learning)
         nodes = PoolNodes(config.block_format)
         router = replace(config.router, capacities=self.costs.capacities)
         self.routing = Routing(router, self.costs, self.members, nodes)
@@ -273,7 +274,7 @@ class GatewayMachine:
         planned_before, self.config = self.config.planning, config
         # Workers of a pool that is gone may still be here.
         self.members.pool_models = {**self.members.pool_models, **config.pool_models}
-        self.routing.reprice(self.costs.reconfigure(config.capacity_of, config.learning))
+        self.routing.reprice(self.costs.reconfigure(self._capacity_of, config.learning))
         self.limits.reconfigure(config.limits, now_ns, explains=config.router.explains)
         router = replace(config.router, capacities=self.costs.capacities)
         effects += self.routing.reconfigure(router, now_ns)
@@ -286,6 +287,11 @@ class GatewayMachine:
         elif config.planning is not planned_before:
             self.autoscaling.reconfigure(config.planning, now_ns)
         effects.append(ConfigurationTaken(config.configuration))
+
+    def _capacity_of(self, register: Register) -> Capacity:
+        """Also of a worker whose pool is gone it stays known what it serves."""
+        model = self.members.pool_models.get(register.pool, "")
+        return replace(self.config.capacity_of(register), model=model)
 
     def _begin_planning(self, planning: PlanningConfig, now_ns: int) -> Autoscaling:
         self.autoscaling = Autoscaling(

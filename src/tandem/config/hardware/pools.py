@@ -122,7 +122,6 @@ def capacity_of(cluster: Cluster) -> Callable[[Register], Capacity]:
             block_count=register.export.block_count,
             max_sequences=register.max_sequences,
             pool=register.pool,
-            model=pools[pool].model or "",
         )
 
     return capacity
