@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from tandem.cluster.router.queue import RequestQueueConfig
-from tandem.facts.blocks import BlockChanges, CacheRoot
+from tandem.facts.blocks import BlockChanges, CacheRoot, extend_chain
 from tandem.facts.fleet import Role, Tier
-from tandem.facts.kv import KvGeometry, MoveKv, MoveReport
+from tandem.facts.kv import KvGeometry, MoveKv, MoveReport, TierFigures
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.cluster import (
@@ -23,6 +23,7 @@ from tandem.messages.cluster import (
     Registered,
     RegistrationRefused,
     StopMove,
+    TiersReported,
     ToWorker,
 )
 from tandem.messages.gateway import Deliver, Fence, MessageFromWorker, PeerGone
@@ -30,6 +31,7 @@ from tandem.messages.router import (
     BlocksReported,
     ImportReported,
     KvReported,
+    LoadReported,
     Reject,
     RequestsLost,
     RequestSubmitted,
@@ -48,6 +50,7 @@ from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.policies import AlwaysRemote
 from tests.cluster.cluster_parts import (
     MS,
+    ROOT,
     GatewayUnderTest,
     drew,
     idle_load,
@@ -476,3 +479,16 @@ def test_without_workers_a_request_is_rejected_with_a_reason():
     (rejected,) = GatewayUnderTest().submit("r")
     assert isinstance(rejected, Reject)
     assert rejected.reason
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_what_a_device_may_forget_while_a_request_waits_can_come_from_below(waiting):
+    gateway = GatewayUnderTest()
+    gateway.receive(register("w"), LoadReported("w", 0, waiting, 8 * waiting, 0, 100))
+    gateway.receive(TiersReported("w", (TierFigures(Tier.HOST, True, 0, 100),)))
+    digests: list[bytes] = []
+    extend_chain(digests, ROOT.hash(""), tuple(range(9)), 4)
+    held = BlockChanges(0, (), tuple(digests), (ROOT.hash(""), *digests[:-1]))
+    gateway.receive(BlocksReported("w", Tier.DEVICE, held))
+    (arrived,) = sent_to(gateway.submit("r"), "w", RequestsArrived)
+    assert arrived.import_tokens == ((8,) if waiting else ())

@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.facts.request import Request
-from tandem.messages.worker import ImportBlocks, ImportsArrived, RequestsAborted
+from tandem.messages.worker import (
+    ImportBlocks,
+    ImportsArrived,
+    RequestsAborted,
+    RequestsArrived,
+)
 from tandem.policy.batching import TokenBudgetBatching
 from tests.cluster.ledger_engine import answer, keys_of
 from tests.cluster.ledger_worker import (
@@ -174,3 +179,14 @@ def test_a_step_without_budget_left_does_not_delay_an_import():
     assert at.imports.keys() == {"comes"}
     at.finish_import("comes", [])
     at.drain()
+
+
+def test_what_the_device_has_is_not_read_from_slower_tiers():
+    at = small_worker()
+    prompt = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    at.arrive(request("first", prompt=prompt, max_tokens=1))
+    at.drain()
+    at.handle(RequestsArrived((request("second", prompt=prompt),), (8,)))
+    assert not at.imports
+    at.drain()
+    assert at.finished.keys() == {"first", "second"}

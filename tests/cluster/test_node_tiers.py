@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 
+from tandem.cluster.node.fetches import Fetches, Wanted, prefetch_of
 from tandem.cluster.node.machine import NodeConfig, NodeMachine
 from tandem.cluster.tiers.config import TierLimits, TiersConfig
 from tandem.cluster.worker.machine import WorkerMachine
@@ -40,7 +42,6 @@ from tandem.messages.node import (
 from tandem.messages.router import BlocksListed, BlocksReported, ImportReported
 from tandem.messages.worker import (
     ImportDone,
-    ImportsArrived,
     RequestsAborted,
     RequestsArrived,
     SessionPaused,
@@ -112,7 +113,7 @@ def lose_device(node: NodeUnderTest) -> None:
 
 def import_again(node: NodeUnderTest, tokens: int = 8) -> ImportReported:
     """The same prompt comes again, and `tokens` of it can be had elsewhere."""
-    effects = node.receive("g", ImportsArrived((request("again"),), (tokens,)))
+    effects = node.receive("g", RequestsArrived((request("again"),), (tokens,)))
     return one(sent_to(effects, "g"), ImportReported)
 
 
@@ -248,14 +249,14 @@ def test_orders_that_make_no_sense_are_refused():
         assert ended.transfer_id == order.transfer_id
         assert not ended.report.arrived
     plain = NodeUnderTest("g")
-    plain.receive("g", ImportsArrived((request("r"),), (8,)))
+    plain.receive("g", RequestsArrived((request("r"),), (8,)))
     ended = one(sent_to(plain.receive("g", FetchKv(1, "r", HOST, 0, 8)), "g"), MoveEnded)
     assert ended.report.problem == "this worker has no slower tiers"
 
 
 def test_what_no_tier_has_ends_at_once():
     node = worker_with("g")
-    node.receive("g", ImportsArrived((request("r"),), (8,)))
+    node.receive("g", RequestsArrived((request("r"),), (8,)))
     ended = one(sent_to(node.receive("g", FetchKv(1, "r", REMOTE, 0, 8)), "g"), MoveEnded)
     assert (ended.report.arrived, ended.report.tokens) == (False, 0)
     node.receive("g", ImportDone("r", 0))
@@ -268,7 +269,7 @@ def busy_with_disk() -> tuple[NodeUnderTest, CopyBlocks]:
     for index in range(4):
         busy = replace(request(f"b{index}", 20, 30), prompt_tokens=(90 + index,) * 20)
         node.receive("g", RequestsArrived((busy,)))
-    effects = node.receive("g", ImportsArrived((request("again"),), (8,)))
+    effects = node.receive("g", RequestsArrived((request("again"),), (8,)))
     return node, one(effects, CopyBlocks)
 
 
@@ -463,3 +464,59 @@ def test_a_fetch_for_nobody_is_no_evidence_against_a_tier():
     node.handle(BlocksFetched(fetch.fetch_id, 2, 128, 9.0))
     (figures, *_) = node.machine.tiers.figures(node.now_ns).tiers
     assert figures.on
+
+
+def test_fetches_at_the_same_time_share_the_time_of_their_link():
+    node = worker_with("g")
+    write_through(node, compute(node))
+    fetches = Fetches(4, node.machine.tiers.hierarchy, node.machine.tiers.shared)
+    benefit = node.machine.tiers.benefit
+    names = node.machine.tiers.hierarchy.caches.by_tier[HOST].listing()[0]
+    wanted = [BlockName(digest, b"", names[0], "") for digest in names[:2]]
+    for fetch_id in (1, 2):
+        fetches.start_fetch(Wanted(fetch_id, tuple(wanted), (0, 1), HOST), 0)
+    fetches.start_fetch(Wanted(prefetch_of(0), tuple(wanted), (0, 1), HOST), 0)
+    # Until 20 ms there are two, then one more joins the one that is left.
+    fetches.fetch_ended(BlocksFetched(1, 2, 8, 0.02), benefit, 20 * MS)
+    fetches.start_fetch(Wanted(3, tuple(wanted), (0, 1), HOST), 20 * MS)
+    fetches.fetch_ended(BlocksFetched(2, 2, 8, 0.04), benefit, 40 * MS)
+    fetches.fetch_ended(BlocksFetched(3, 2, 8, 0.02), benefit, 40 * MS)
+    (host, *_) = node.machine.tiers.figures(40 * MS).tiers
+    assert host.fetch_s_per_token == pytest.approx(0.04 / 24, rel=0.01), "24 tokens in 40 ms"
+
+
+def slow_pool(blocks: int) -> tuple[NodeUnderTest, list]:
+    """A worker that copies block by block to its memory and to a pool that never answers, and has
+    just computed so many. Gives what was written, as pairs of tier and copy."""
+    node = worker_with("g", limits={"stagings": 4, "copy_blocks": 1})
+    node.receive("g", POOL)
+    waiting, written = compute(node, tokens=4 * blocks + 1), []
+    while stages := of_kind(waiting, StageBlocks):
+        waiting = [each for each in waiting if not isinstance(each, StageBlocks)]
+        for stage in stages:
+            for keep in of_kind(node.handle(BlocksStaged(stage.copy_id, staged=True)), KeepStaged):
+                written.append((keep.tier, keep))
+                if keep.tier is HOST:
+                    digests = tuple(name.digest for name in keep.names)
+                    waiting += node.handle(BlocksKept(keep.copy_id, HOST, digests))
+    return node, written
+
+
+def test_a_pool_that_is_slow_holds_up_no_tier():
+    node, written = slow_pool(blocks=12)
+    assert [tier for tier, _ in written].count(HOST) == 12
+    assert [tier for tier, _ in written].count(REMOTE) == 2, "half of the places"
+    assert node.machine.tiers.writing.copied_blocks == 12, "nothing is only on the device"
+
+
+def test_what_waits_for_the_pool_is_written_in_the_order_in_which_it_was_computed():
+    node, written = slow_pool(blocks=6)
+    kept = [keep for tier, keep in written if tier is REMOTE]
+    for keep in kept:
+        effects = node.handle(BlocksKept(keep.copy_id, REMOTE, (keep.names[0].digest,)))
+        for stage in of_kind(effects, StageBlocks):
+            staged = node.handle(BlocksStaged(stage.copy_id, staged=True))
+            kept.append(one(staged, KeepStaged))
+    names = [keep.names[0] for keep in kept]
+    assert len(names) == 6
+    assert [name.parent for name in names[1:]] == [name.digest for name in names[:-1]]

@@ -24,6 +24,7 @@ from tandem.messages.worker import (
     ImportsArrived,
     KvComputed,
     PrefillsArrived,
+    RequestsArrived,
 )
 
 names = st.text(max_size=12)
@@ -116,8 +117,10 @@ def wanted(draw: st.DrawFn) -> ImportBlocks:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn, kind: type) -> PrefillsArrived | ImportsArrived:
+def arrivals(draw: st.DrawFn, kind: type) -> RequestsArrived | PrefillsArrived | ImportsArrived:
     wanted_requests = draw(many(requests))
+    if kind is RequestsArrived and draw(st.booleans()):
+        return RequestsArrived(wanted_requests)
     return kind(wanted_requests, draw(many(counts, len(wanted_requests))))
 
 
@@ -158,6 +161,7 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     BlockChanges: changes(),
     MoveKv: moves(),
     ImportBlocks: wanted(),
+    RequestsArrived: arrivals(RequestsArrived),
     PrefillsArrived: arrivals(PrefillsArrived),
     ImportsArrived: arrivals(ImportsArrived),
     FetchKv: fetches(),

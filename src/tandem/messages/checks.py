@@ -26,7 +26,7 @@ from tandem.messages.sharing import (
     ShareUse,
     UseShared,
 )
-from tandem.messages.worker import ImportsArrived, PrefillsArrived
+from tandem.messages.worker import ImportsArrived, PrefillsArrived, RequestsArrived
 
 
 class BadMessage(TandemError):
@@ -95,6 +95,10 @@ def _blocks_reported(message: BlocksReported) -> None:
     _need(len(changes.stored) == len(changes.stored_parents), "has blocks without a parent")
 
 
+def _requests_arrived(message: RequestsArrived) -> None:
+    _need(len(message.requests) == len(message.imports), "has rows of unequal length")
+
+
 def _arrived(message: PrefillsArrived | ImportsArrived) -> None:
     _need(len(message.requests) == len(message.import_tokens), "has rows of unequal length")
 
@@ -134,6 +138,7 @@ _RULES: dict[type, Callable[[Any], None]] = {
     MoveKv: _move_kv,
     ImportReported: _import_reported,
     BlocksReported: _blocks_reported,
+    RequestsArrived: _requests_arrived,
     PrefillsArrived: _arrived,
     ImportsArrived: _arrived,
     TiersReported: _tiers_reported,

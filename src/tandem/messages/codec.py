@@ -59,8 +59,8 @@ _NEW_REQUEST: Callable[..., EncodedRequest] = EncodedRequest
 
 
 class EncodedRequests(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """`RequestsArrived`, and with `import_tokens` the two messages that have them. `prompts` are in
-    the order in which the requests first name them."""
+    """`RequestsArrived` and the two messages like it. `prompts` are in the order in which the
+    requests first name them."""
 
     prompts: tuple[bytes, ...]
     requests: tuple[EncodedRequest, ...]
@@ -70,7 +70,6 @@ class EncodedRequests(msgspec.Struct, array_like=True, forbid_unknown_fields=Tru
 def _encode_requests(
     message: RequestsArrived | PrefillsArrived | ImportsArrived,
 ) -> EncodedRequests:
-    import_tokens = () if isinstance(message, RequestsArrived) else message.import_tokens
     # Choices of one call share the very object: it is packed, and compared by content, once.
     numbers: dict[int, int] = {}
     prompts: dict[bytes, int] = {}
@@ -81,7 +80,7 @@ def _encode_requests(
             number = prompts.setdefault(_packed(request.prompt_tokens), len(prompts))
             numbers[id(request.prompt_tokens)] = number
         requests.append(_encode_request(request, number))
-    return EncodedRequests(tuple(prompts), tuple(requests), import_tokens)
+    return EncodedRequests(tuple(prompts), tuple(requests), message.import_tokens)
 
 
 def _encode_request(request: Request, prompt: int) -> EncodedRequest:
@@ -128,9 +127,7 @@ def _unpacked(data: bytes) -> "array[int]":
 
 
 def _decode_arrived(encoded: EncodedRequests) -> RequestsArrived:
-    if encoded.import_tokens:
-        raise ValueError("has import_tokens")
-    return RequestsArrived(_decode_requests(encoded))
+    return RequestsArrived(_decode_requests(encoded), encoded.import_tokens)
 
 
 def _decode_prefills(encoded: EncodedRequests) -> PrefillsArrived:

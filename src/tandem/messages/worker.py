@@ -15,23 +15,31 @@ from tandem.facts.steps import StepPlan, StepResult
 
 
 class RequestsArrived(Struct, frozen=True):
-    """These requests want to run; ids are unique among the unfinished."""
+    """These requests want to run; ids are unique among the unfinished. The KV of the first
+    `import_tokens[i]` known tokens of each (empty: of none) can be had from slower tiers, as far as
+    the device lacks it when the request starts."""
 
     requests: tuple[Request, ...]
+    import_tokens: tuple[Count, ...] = ()
+
+    @property
+    def imports(self) -> tuple[int, ...]:
+        """For each of the requests."""
+        return self.import_tokens or (0,) * len(self.requests)
 
 
 class PrefillsArrived(Struct, frozen=True):
     """Another worker will continue these: compute what is known, draw one token, and keep the
-    blocks until `TransferPinsReleased`. A request that ends with that token holds nothing. The KV
-    of the first `import_tokens[i]` known tokens can be had elsewhere."""
+    blocks until `TransferPinsReleased`. A request that ends with that token holds nothing. Slower
+    tiers have `import_tokens` as of `RequestsArrived`."""
 
     requests: tuple[Request, ...]
     import_tokens: tuple[Count, ...]
 
 
 class ImportsArrived(Struct, frozen=True):
-    """These want to run, and the KV of the first `import_tokens[i]` of their known tokens can be
-    had elsewhere: from the worker that computed the prompt, or from a slower tier."""
+    """These want to run, and another worker sends the KV of the first `import_tokens[i]` of their
+    known tokens: it waits to be asked for that, however little is wanted."""
 
     requests: tuple[Request, ...]
     import_tokens: tuple[Count, ...]

@@ -2,6 +2,7 @@
 effects into messages to workers."""
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.gateway.client_output import for_clients
@@ -335,8 +336,10 @@ def _as_one(events: list[Arrival]) -> Arrival:
         return events[0]
     requests = tuple(request for event in events for request in event.requests)
     match events[0]:
-        case RequestsArrived():
-            return RequestsArrived(requests)
+        case RequestsArrived() as first:
+            imports = (each.imports for each in events if isinstance(each, RequestsArrived))
+            tokens = tuple(chain.from_iterable(imports))
+            return RequestsArrived(requests, tokens if any(tokens) else ())
         case PrefillsArrived() | ImportsArrived() as first:
             import_tokens = (
                 tokens

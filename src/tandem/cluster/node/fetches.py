@@ -1,21 +1,20 @@
 """Fetches: KV blocks read from slower tiers into reserved device blocks, each from one tier and
 never twice at once. Prefetch: blocks of queued requests are brought into host memory before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.cluster.audit import invariant
-from tandem.cluster.node.gateways import RoleState
-from tandem.cluster.tiers.benefit_gate import BenefitGate
+from tandem.cluster.tiers.benefit_gate import BenefitGate, LinkUse
 from tandem.cluster.tiers.hierarchy import TierHierarchy
 from tandem.cluster.tiers.tier_caches import CacheEffect, Counts, Effects
 from tandem.cluster.tiers.write_through import SharedContent
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.cluster.worker.sequence import Phase
-from tandem.facts.fleet import Role, Tier
+from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName, MoveReport
 from tandem.messages.node import BlocksFetched, FetchBlocks
-from tandem.messages.worker import ImportsArrived, PrefillsArrived
+from tandem.messages.worker import ImportsArrived, PrefillsArrived, RequestsArrived
 
 FetchEffects = list[FetchBlocks | CacheEffect]
 
@@ -43,6 +42,17 @@ def is_prefetch(fetch_id: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A fetch that began at `begun_ns`; for each tier that it reads, what its link gave it then.
+    Prefetches have no part of it, since they give way."""
+
+    wanted: Wanted
+    order: FetchBlocks
+    begun_ns: int
+    link_begins: Mapping[Tier, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A fetch is over. Whether its `report.tokens` are all that was ordered is for the caller."""
 
@@ -60,7 +70,8 @@ class Fetches:
         self._hierarchy = hierarchy
         self._shared = shared
         self._waiting: dict[int, Wanted] = {}
-        self._under_way: dict[int, tuple[Wanted, FetchBlocks]] = {}
+        self._under_way: dict[int, UnderWay] = {}
+        self._links: dict[Tier, LinkUse] = {tier: LinkUse() for tier in Tier}
         # Those under way that are not wanted any more: how they end is no evidence about the tiers.
         self._stopped: set[int] = set()
 
@@ -75,8 +86,11 @@ class Fetches:
             return [], _nothing(wanted.fetch_id, "no slower tier has it")
         count = len(tiers)
         fetch = FetchBlocks(wanted.fetch_id, tiers, wanted.names[:count], wanted.blocks[:count])
-        self._under_way[wanted.fetch_id] = wanted, fetch
-        for tier in dict.fromkeys(tiers):
+        distinct = dict.fromkeys(tiers)
+        read = () if is_prefetch(wanted.fetch_id) else distinct
+        begins = {tier: self._links[tier].begin_fetch(now_ns) for tier in read}
+        self._under_way[wanted.fetch_id] = UnderWay(wanted, fetch, now_ns, begins)
+        for tier in distinct:
             if tier is not Tier.REMOTE:
                 self._hierarchy.caches.read(tier, _of_tier(fetch, tier), now_ns)
         return [fetch], None
@@ -104,14 +118,16 @@ class Fetches:
         self, event: BlocksFetched, benefit: BenefitGate, now_ns: int
     ) -> tuple[Effects, Ended]:
         """Nobody writes for this fetch any more."""
-        wanted, fetch = self._under_way.pop(event.fetch_id)
+        under_way = self._under_way.pop(event.fetch_id)
+        wanted, fetch = under_way.wanted, under_way.order
+        share = self._link_share(under_way, now_ns)
         effects: Effects = []
         for tier in dict.fromkeys(fetch.tiers):
             effects += self._learn(tier, fetch, event)
         if event.fetch_id in self._stopped:
             self._stopped.remove(event.fetch_id)
         else:
-            self._judge(fetch, event, benefit, now_ns)
+            self._judge(fetch, event, share, benefit, now_ns)
         tiers = dict.fromkeys(fetch.tiers[: event.blocks])
         report = MoveReport(
             arrived=False,
@@ -172,8 +188,22 @@ class Fetches:
             return []
         return [*self._hierarchy.caches.drop(tier, [*corrupt, *missing])]
 
+    def _link_share(self, under_way: UnderWay, now_ns: int) -> float:
+        """How much of its link's time a fetch had, 0 to 1; the least of its tiers'."""
+        share_ns = [
+            self._links[tier].end_fetch(begun, now_ns)
+            for tier, begun in under_way.link_begins.items()
+        ]
+        seen_ns = now_ns - under_way.begun_ns
+        return min(share_ns) / seen_ns if share_ns and seen_ns else 1.0
+
     def _judge(
-        self, fetch: FetchBlocks, event: BlocksFetched, benefit: BenefitGate, now_ns: int
+        self,
+        fetch: FetchBlocks,
+        event: BlocksFetched,
+        share: float,
+        benefit: BenefitGate,
+        now_ns: int,
     ) -> None:
         tiers = dict.fromkeys(fetch.tiers)
         if event.problem and event.blocks < len(fetch.tiers):
@@ -187,7 +217,7 @@ class Fetches:
                 # It gives way to what requests wait for: how long it takes is no evidence.
                 return
             tokens = event.blocks * self.block_size
-            benefit.fetched(fetch.tiers[0], tokens, event.seconds, now_ns)
+            benefit.fetched(fetch.tiers[0], tokens, share * event.seconds, now_ns)
 
 
 def _rows(fetch: FetchBlocks, blocks: int) -> list[tuple[BlockName, Tier]]:
@@ -231,22 +261,21 @@ class Prefetch:
         hierarchy: TierHierarchy,
         shared: SharedContent,
         machine: WorkerMachine,
-        role_state: RoleState,
     ) -> None:
         self._hierarchy = hierarchy
         self._shared = shared
         self._machine = machine
-        self._role_state = role_state
         self._waiting: dict[str, Asked] = {}
 
-    def requests_queued(self, event: ImportsArrived | PrefillsArrived) -> Effects:
+    def requests_queued(self, event: RequestsArrived | ImportsArrived | PrefillsArrived) -> Effects:
         """Those of these that did not start at once want their blocks soon."""
         if Tier.HOST not in self._hierarchy.caches.by_tier:
             return []
-        # What a worker that only decodes imports comes from another worker's device.
-        pulls = isinstance(event, PrefillsArrived) or self._role_state.role is Role.BOTH
+        imports = event.imports if isinstance(event, RequestsArrived) else event.import_tokens
+        # What another worker sends is not asked of the pool.
+        pulls = not isinstance(event, ImportsArrived)
         block_size = self._machine.config.block_size
-        for request, tokens in zip(event.requests, event.import_tokens, strict=True):
+        for request, tokens in zip(event.requests, imports, strict=True):
             sequence = self._machine.unfinished.get(request.request_id)
             waits = sequence is not None and sequence.phase is Phase.WAITING
             blocks = tokens // block_size

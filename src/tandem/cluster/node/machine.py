@@ -106,9 +106,7 @@ class NodeMachine:
         worker = config.registration.worker
         self.tiers: WorkerTiers | None = None
         if config.tiers is not None:
-            self.tiers = WorkerTiers(
-                config.tiers, machine, self.gateways, self.role_state, worker=worker
-            )
+            self.tiers = WorkerTiers(config.tiers, machine, self.gateways, worker=worker)
         self.work = Work(worker, machine, self.gateways, self.tiers)
         self._wakeup_ns: int | None = None
         self._left = False

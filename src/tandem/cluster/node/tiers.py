@@ -16,7 +16,7 @@ from tandem.cluster.node.fetches import (
     is_prefetch,
     prefetch_of,
 )
-from tandem.cluster.node.gateways import GatewayConnections, RoleState
+from tandem.cluster.node.gateways import GatewayConnections
 from tandem.cluster.node.peers import PoolNodes
 from tandem.cluster.tiers.benefit_gate import BenefitGate, StepClock
 from tandem.cluster.tiers.config import TiersConfig
@@ -71,7 +71,6 @@ class WorkerTiers:
         config: TiersConfig,
         machine: WorkerMachine,
         gateways: GatewayConnections,
-        role_state: RoleState,
         *,
         worker: str,
     ) -> None:
@@ -84,7 +83,7 @@ class WorkerTiers:
         self.writing = WriteThrough(
             self.hierarchy, self.shared, machine.sequences.pool.versions, copy_ids
         )
-        self.prefetch = Prefetch(self.hierarchy, self.shared, machine, role_state)
+        self.prefetch = Prefetch(self.hierarchy, self.shared, machine)
         self.pool_nodes = PoolNodes()
         self._worker = worker
         self._remote = config.remote
@@ -122,7 +121,7 @@ class WorkerTiers:
                 fetch_id = prefetch_of(effect.prefetch_id)
                 wanted = Wanted(fetch_id, effect.names, effect.blocks, Tier.REMOTE)
                 effects += self.fetch(wanted, now_ns)
-        if isinstance(event, ImportsArrived | PrefillsArrived):
+        if isinstance(event, RequestsArrived | ImportsArrived | PrefillsArrived):
             effects += self._addressed(self.prefetch.requests_queued(event))
         return effects
 

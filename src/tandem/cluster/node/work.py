@@ -203,7 +203,9 @@ def _together(earlier: Arrival, later: Arrival) -> Arrival | None:
     """Both as one event, where they are of one kind."""
     match earlier, later:
         case RequestsArrived(), RequestsArrived():
-            return RequestsArrived(earlier.requests + later.requests)
+            return RequestsArrived(
+                earlier.requests + later.requests, earlier.imports + later.imports
+            )
         case PrefillsArrived(), PrefillsArrived():
             return PrefillsArrived(
                 earlier.requests + later.requests, earlier.import_tokens + later.import_tokens

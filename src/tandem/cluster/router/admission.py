@@ -29,10 +29,9 @@ from tandem.messages.router import (
 from tandem.policy.admission.checks import idle_first_token_s
 from tandem.policy.admission.contract import MAX_RETRY_S, MIN_RETRY_S, Admission, Verdict
 from tandem.policy.dispatch.contract import Dispatch, Dispatching, FirstToken
-from tandem.policy.pauses import pulls_if_evicted
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Route, Routing
-from tandem.policy.routing.prediction import Predictor, worthwhile_pulls
+from tandem.policy.routing.prediction import Predictor, pulls_if_evicted, worthwhile_pulls
 from tandem.policy.views import RequestView, WorkerView, view_of
 
 ASK_AGAIN_NS = 1_000_000_000
@@ -244,9 +243,9 @@ class AdmissionFront:
             # What is only expected on the device may be gone from there: the worker looks itself.
             pulling = replace(view, hits={prefill: self.index.held(prefill, state.chain)})
         state.tier_ends = worthwhile_pulls(pulling, worker, self._predictor)
-        if not state.tier_ends and state.submission.pause is not None:
-            # What its session has on the device may be gone when it has waited for its turn: then
-            # it comes from below.
+        if not state.tier_ends:
+            # What it finds on the device may be gone when it has waited for its turn: then it comes
+            # from below.
             state.tier_ends = pulls_if_evicted(pulling, worker)
         pulled_tokens = state.tier_ends[-1][1] if state.tier_ends else 0
         kept_tokens = max(view.hit(prefill).device_tokens, pulled_tokens)

@@ -288,11 +288,9 @@ class RouterMachine:
             self.deadlines.watch(state)
         self._by_wire[state.wire_id] = state
         request = state.request(state.prefill, now_ns)
-        event: WorkerEvent = RequestsArrived((request,))
-        if not state.local:
-            event = PrefillsArrived((request,), (pulled_tokens,))
-        elif pulled_tokens:
-            event = ImportsArrived((request,), (pulled_tokens,))
+        event: WorkerEvent = PrefillsArrived((request,), (pulled_tokens,))
+        if state.local:
+            event = RequestsArrived((request,), (pulled_tokens,) if pulled_tokens else ())
         effects.append(SendEvent(state.prefill, event))
 
     def _take_tokens(self, event: TokensReported, now_ns: int, effects: Effects) -> bool:

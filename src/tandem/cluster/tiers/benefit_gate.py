@@ -1,5 +1,6 @@
 """The benefit gate: a tier is used only while fetching a token is measured to be faster than
-computing it; one that loses or fails rests and is tried again."""
+computing it; one that loses or fails rests and is tried again. Both are throughputs: fetches that
+share a link take longer each, as prompts do that share a step."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -41,6 +42,33 @@ class Pace:
         self._tokens = kept * self._tokens + tokens
 
 
+class LinkUse:
+    """How the fetches under way from one tier share its time: of n at once, each has an n-th."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._as_of_ns = 0
+        self._share_ns = 0.0
+
+    def begin_fetch(self, now_ns: int) -> float:
+        """One more. Give the result to `end_fetch`."""
+        self._advance(now_ns)
+        self._under_way += 1
+        return self._share_ns
+
+    def end_fetch(self, begun: float, now_ns: int) -> float:
+        """One less: the nanoseconds that were its own. Those of all are the time in which there was
+        any."""
+        self._advance(now_ns)
+        self._under_way -= 1
+        return self._share_ns - begun
+
+    def _advance(self, now_ns: int) -> None:
+        if self._under_way:
+            self._share_ns += (now_ns - self._as_of_ns) / self._under_way
+        self._as_of_ns = now_ns
+
+
 @dataclass(slots=True)
 class TierGain:
     """One tier. `fetches` and `tokens` are the evidence since it was last switched on; it is off
@@ -69,7 +97,8 @@ class BenefitGate:
         self._compute.add(tokens, seconds)
 
     def fetched(self, tier: Tier, tokens: int, seconds: float, now_ns: int) -> None:
-        """A fetch from this tier alone brought so many tokens."""
+        """A fetch from this tier alone brought so many tokens in so many seconds of the link's
+        time."""
         gain = self._gains[tier]
         if not gain.fetches:
             # A trial looks at its own fetches alone.

@@ -1,8 +1,9 @@
 """Write-through: a worker's full blocks are staged beside the device, checked once more by version,
 then written to its tiers and to the shared pool (of which it remembers what it wrote and read).
 
-A block may be overwritten while it is staged. Its version shows it: what it held under the old one
-is kept, or nothing.
+A pool that is slow holds up no tier: its copies take at most half of the places, and wait in a
+line of their own. A block may be overwritten while it is staged. Its version shows it: what it held
+under the old one is kept, or nothing.
 """
 
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.tiers.benefit_gate import BenefitGate
@@ -94,23 +96,43 @@ Effects = list[StageBlocks | KeepStaged | DropStaged | CacheEffect]
 
 
 class CommittedBlock(Struct, frozen=True):
-    """A block that is to be copied into `targets`, as long as it has this version."""
+    """The `number`th block to be copied, into `targets`, as long as it has this version."""
 
+    number: int
     block: int
     version: int
     name: BlockName
     targets: tuple[Tier, ...]
 
+    @property
+    def for_pool(self) -> bool:
+        return Tier.REMOTE in self.targets
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Of the worker's own."""
+        return tuple([tier for tier in self.targets if tier is not Tier.REMOTE])
+
 
 @dataclass(slots=True)
 class Staging:
-    """One staged copy: its rows, before which so many were taken up, and what is being written of
-    it, by tier. Once it is `off_device` the blocks may be overwritten."""
+    """One staged copy: its rows, in the order of their numbers, and what is being written of it, by
+    tier. Once it is `off_device` the blocks may be overwritten."""
 
     rows: tuple[CommittedBlock, ...]
-    taken_before: int
     off_device: bool
     writing: dict[Tier, tuple[BlockName, ...]]
+
+    @property
+    def for_pool(self) -> bool:
+        """Whether it waits for the pool, or will."""
+        if self.off_device:
+            return Tier.REMOTE in self.writing
+        return any(row.for_pool for row in self.rows)
+
+
+def _pop_first(line: deque[CommittedBlock], at_most: int) -> list[CommittedBlock]:
+    return [line.popleft() for _ in range(min(at_most, len(line)))]
 
 
 class WriteThrough:
@@ -130,9 +152,10 @@ class WriteThrough:
         self._versions = versions
         self._copy_ids = copy_ids
         self._waiting: deque[CommittedBlock] = deque()
+        self._waiting_for_pool: deque[CommittedBlock] = deque()
         self._stagings: dict[int, Staging] = {}
-        # Blocks that were ever taken out of those that wait.
-        self._taken = 0
+        # How many blocks were ever to be copied.
+        self.committed_blocks = 0
 
     def blocks_committed(
         self, event: BlocksCommitted, benefit: BenefitGate, now_ns: int
@@ -145,29 +168,29 @@ class WriteThrough:
             tiers = dict.fromkeys([name.digest for name in wanted], (local,))
         for name in self._shared.wanted(event.names):
             tiers[name.digest] = (*tiers.get(name.digest, ()), Tier.REMOTE)
-        rows = zip(event.blocks, event.versions, event.names, strict=True)
-        self._waiting.extend(
-            [
-                CommittedBlock(block, version, name, tiers[name.digest])
-                for block, version, name in rows
-                if name.digest in tiers
-            ]
-        )
-        excess = len(self._waiting) - self._hierarchy.limits.queued_blocks
-        lost = [self._waiting.popleft() for _ in range(excess)]
-        self._taken += len(lost)
+        for block, version, name in zip(event.blocks, event.versions, event.names, strict=True):
+            targets = tiers.get(name.digest)
+            if targets:
+                row = CommittedBlock(self.committed_blocks, block, version, name, targets)
+                self._waiting.append(row)
+                self.committed_blocks += 1
+        excess = self._queued_blocks - self._hierarchy.limits.queued_blocks
+        lost = [(self._waiting_for_pool or self._waiting).popleft() for _ in range(excess)]
         return self._give_up(lost, now_ns) + self._stage(now_ns)
 
     @property
-    def committed_blocks(self) -> int:
-        """How many blocks were ever to be copied."""
-        return self._taken + len(self._waiting)
-
-    @property
     def copied_blocks(self) -> int:
-        """All of the first so many of them have left the device, or were given up."""
-        under_way = (each.taken_before for each in self._stagings.values() if not each.off_device)
-        return min(under_way, default=self._taken)
+        """All of the first so many of them have left the device, wait for the pool alone, or were
+        given up."""
+        pool_alone = self._hierarchy.caches.fastest is None
+        numbers = [
+            staging.rows[0].number
+            for staging in self._stagings.values()
+            if not staging.off_device and (pool_alone or any(row.tiers for row in staging.rows))
+        ]
+        if self._waiting:
+            numbers.append(self._waiting[0].number)
+        return min(numbers, default=self.committed_blocks)
 
     def owns_copy(self, copy_id: int) -> bool:
         """Whether this is a staged copy."""
@@ -205,29 +228,60 @@ class WriteThrough:
         """Assert that no more is under way than may be."""
         limits, staged = self._hierarchy.limits, len(self._stagings)
         invariant(staged <= limits.stagings, "no more copies are staged than may be")
-        invariant(len(self._waiting) <= limits.queued_blocks, "no more blocks wait than may")
+        invariant(self._queued_blocks <= limits.queued_blocks, "no more blocks wait than may")
         full = staged == limits.stagings
         invariant(not self._waiting or full, "blocks wait only while all places are taken")
+        full = full or not self._pool_places
+        invariant(not self._waiting_for_pool or full, "blocks wait for a place of the pool's")
+
+    @property
+    def _queued_blocks(self) -> int:
+        return len(self._waiting) + len(self._waiting_for_pool)
+
+    @property
+    def _pool_places(self) -> int:
+        """So many more copies may be staged for the pool: half of all, where there is a tier."""
+        places = self._hierarchy.limits.stagings
+        if self._hierarchy.caches.fastest is not None:
+            places = max(1, places // 2)
+        return places - sum(each.for_pool for each in self._stagings.values())
 
     def _stage(self, now_ns: int) -> Effects:
         limits, versions, effects = self._hierarchy.limits, self._versions, Effects()
-        while self._waiting and len(self._stagings) < limits.stagings:
-            count = min(limits.copy_blocks, len(self._waiting))
-            next_rows = [self._waiting.popleft() for _ in range(count)]
-            taken_before, self._taken = self._taken, self._taken + count
+        while len(self._stagings) < limits.stagings:
+            next_rows = self._next_rows()
+            if not next_rows:
+                break
             rows = tuple([row for row in next_rows if versions[row.block] == row.version])
-            if len(rows) < count:
+            if len(rows) < len(next_rows):
                 overwritten = [row for row in next_rows if versions[row.block] != row.version]
                 effects += self._give_up(overwritten, now_ns)
             if rows:
                 copy_id = next(self._copy_ids)
-                self._stagings[copy_id] = Staging(rows, taken_before, False, {})
+                self._stagings[copy_id] = Staging(rows, False, {})
                 effects.append(StageBlocks(copy_id, tuple([row.block for row in rows])))
         return effects
 
+    def _next_rows(self) -> list[CommittedBlock]:
+        """What is staged next. While the pool has no place, its part of it waits in its line, in
+        the order in which it was committed."""
+        copy_blocks = self._hierarchy.limits.copy_blocks
+        if not self._pool_places:
+            while self._waiting:
+                rows = _pop_first(self._waiting, copy_blocks)
+                self._waiting_for_pool.extend(
+                    [replace(row, targets=(Tier.REMOTE,)) for row in rows if row.for_pool]
+                )
+                rows = [replace(row, targets=row.tiers) for row in rows if row.tiers]
+                if rows:
+                    return rows
+            return []
+        return _pop_first(self._waiting_for_pool or self._waiting, copy_blocks)
+
     def _end_if_written(self, copy_id: int, now_ns: int) -> Effects:
         if self._stagings[copy_id].writing:
-            return []
+            # The pool's place may be free, if not this one.
+            return self._stage(now_ns)
         del self._stagings[copy_id]
         return [DropStaged(copy_id), *self._stage(now_ns)]
 

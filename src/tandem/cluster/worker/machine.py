@@ -154,15 +154,16 @@ class WorkerMachine:
         """Take an event other than a landed step, which is far more frequent."""
         match event:
             case RequestsArrived(requests):
-                for request in requests:
-                    self._arrive(request, now_ns, effects)
+                for request, tokens in zip(requests, event.imports, strict=True):
+                    self._arrive(request, now_ns, effects, tokens)
             case PrefillsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
                     if sequence := self._arrive(request, now_ns, effects, tokens):
                         sequence.stop_for_transfer()
             case ImportsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
-                    self._arrive(request, now_ns, effects, tokens)
+                    if sequence := self._arrive(request, now_ns, effects, tokens):
+                        sequence.has_sender = True
             case ImportDone():
                 self._import_done(event)
             case CopiesRequested(request_ids):

@@ -112,6 +112,7 @@ class Sequence:
     __slots__ = (
         "chain",
         "due_ns",
+        "has_sender",
         "import_tokens",
         "known_tokens",
         "limit_tokens",
@@ -148,6 +149,8 @@ class Sequence:
         self.limit_tokens = self.target_tokens = min(wanted_tokens, context_tokens)
         self.transfers_after = False
         self.import_tokens = 0
+        # Another worker waits to be asked for its KV.
+        self.has_sender = False
         self.chain: Chain = ()
         self.phase = Phase.WAITING
         self.residency = KvResidency()

@@ -219,18 +219,28 @@ class StepPlanner:
                 return
             if not builder.may_place:
                 return
-            if not builder.budget_tokens and not sequence.import_tokens:
-                return
             if before is not None and not self.batching.outranks(sequence, before):
                 return
             cached = self._entry_check.cached_blocks(sequence)
             if cached is None:
                 continue
+            imports = self._wants_import(sequence, cached)
+            if not builder.budget_tokens and not imports:
+                return
             if not self._entry_check.enters(sequence, cached):
                 return
-            self._admit(builder, sequence, cached)
+            self._admit(builder, sequence, cached, imports=imports)
 
-    def _admit(self, builder: PlanBuilder, sequence: Sequence, cached: list[int]) -> None:
+    def _wants_import(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Whether KV is to come from elsewhere. What slower tiers have and the device as well is
+        not: then the sequence takes its blocks no sooner than others."""
+        tokens = sequence.import_tokens
+        missing = tokens > len(cached) * self.sequences.block_size
+        return tokens > 0 and (missing or sequence.has_sender)
+
+    def _admit(
+        self, builder: PlanBuilder, sequence: Sequence, cached: list[int], *, imports: bool
+    ) -> None:
         self.settled = False
         self.waiting.admit(sequence)
         if sequence.prefix_hit.cached_tokens < 0:
@@ -238,9 +248,10 @@ class StepPlanner:
             self.prefix_query_tokens += sequence.known_tokens
             self.prefix_hit_tokens += len(cached) * self.sequences.block_size
         self.sequences.start_running(sequence, cached)
-        if sequence.import_tokens:
+        if imports:
             self._start_import(sequence)
             return
+        sequence.import_tokens = 0
         builder.place(sequence)
         chunk_tokens = self.batching.chunk_tokens(sequence.pending_tokens, builder.budget_tokens)
         for _ in range(

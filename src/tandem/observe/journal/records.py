@@ -208,9 +208,13 @@ def decisions_of(effects: Iterable[GatewayEffect], naming: Naming) -> tuple[str 
 
 def _message(message: ToWorker, naming: Naming) -> str:
     match message:
-        case RequestsArrived(requests):
+        case RequestsArrived(requests, ()):
             return "RequestsArrived " + " ".join(str(naming(each.request_id)) for each in requests)
-        case PrefillsArrived(requests, tokens) | ImportsArrived(requests, tokens):
+        case (
+            RequestsArrived(requests, tokens)
+            | PrefillsArrived(requests, tokens)
+            | ImportsArrived(requests, tokens)
+        ):
             named = (
                 f"{naming(each.request_id)}+{pulled}"
                 for each, pulled in zip(requests, tokens, strict=True)

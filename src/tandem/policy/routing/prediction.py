@@ -349,3 +349,19 @@ def worthwhile_pulls(
     if fetch.end_token > reached:
         ends.append((Tier.REMOTE, fetch.end_token))
     return tuple(ends)
+
+
+def pulls_if_evicted(request: RequestView, worker: WorkerView) -> tuple[tuple[Tier, int], ...]:
+    """As `worthwhile_pulls`, of what lies on the worker's device and may be evicted before the
+    request starts, because it has to wait; its own slower tiers have it too, where it was written
+    through. Nothing where it starts at once."""
+    blocks = -(-request.prompt_tokens // worker.block_size)
+    waits = worker.waiting_requests > 0 or worker.running_sequences >= worker.max_sequences
+    device_tokens = request.hit(worker.worker).device_tokens
+    tier = next((each for each in (Tier.HOST, Tier.DISK) if each in worker.cost.tiers), None)
+    if tier is None or not device_tokens or not (waits or worker.free_blocks <= blocks):
+        return ()
+    # Whole blocks, without the last token of the prompt, which is always computed.
+    last = (request.prompt_tokens - 1) // worker.block_size * worker.block_size
+    end_token = min(device_tokens, last)
+    return ((tier, end_token),) if end_token else ()
