@@ -9,6 +9,7 @@ import torch
 
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
 from tandem.engine.engine import Engine
+from tandem.engine.grammars import Grammars, NoGrammars
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
@@ -67,7 +68,13 @@ class Rig:
     engine: Engine
 
     @classmethod
-    def around(cls, decoder: Decoder, slots: int, blocks: int) -> "Rig":
+    def around(
+        cls,
+        decoder: Decoder,
+        slots: int,
+        blocks: int,
+        load_grammars: Callable[[], Grammars] = NoGrammars,
+    ) -> "Rig":
         spec = decoder.spec
         attention = spec.attention
         layout = KvLayout(
@@ -86,7 +93,8 @@ class Rig:
             prefix_caching=False,
         )
         shape = SlotShape(slots, spec.context_tokens, BLOCK_SIZE)
-        return cls(WorkerMachine(config), Engine(decoder, kv, shape))
+        engine = Engine(decoder, kv, shape, load_grammars=load_grammars)
+        return cls(WorkerMachine(config), engine)
 
     def answer(
         self,

@@ -88,8 +88,6 @@ def post_with_length(body: bytes) -> bytes:
         ),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"guided_json": {}}, "guided_json"),
         ({"chat_template": "x"}, "chat_template"),
         ({"audio": {}}, "audio"),
         ({"suffix": "x"}, "suffix"),

@@ -1,11 +1,14 @@
 """The law of the engine: whatever shares its steps, a request gets the answer it gets alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.cluster.worker.machine import NO_TOKEN_ALLOWED
 from tandem.facts.request import Request
 from tandem.facts.sampling import INT32_LIMIT, SEED_LIMIT, TOP_LOGPROBS_LIMIT, SamplingParameters
 from tandem.kernels.faces import choose_kernels, reference_kernels
@@ -52,6 +55,7 @@ def samplings(draw) -> SamplingParameters:
         top_logprobs=draw(st.sampled_from([None, 0, 3])),
         allowed_token_ids=() if plain else draw(st.sampled_from([(), (5, 6, 7, 9, 11, 12)])),
         bad_words=() if plain else draw(st.sampled_from([(), ((6,), (7, 9), (5, 9), (9, 5, 11))])),
+        grammar=draw(st.sampled_from(["", "", "2", "7"])),
     )
 
 
@@ -173,6 +177,18 @@ def test_every_accepted_extreme_can_be_drawn(arithmetic, extreme):
     bench.ask(Request("extreme", (1, 2, 3), sampling))
     bench.drain()
     assert bench.finished.keys() == {"extreme"}
+
+
+@pytest.mark.parametrize("steps_in_flight", [0, 1])
+def test_where_a_grammar_goes_nowhere_one_request_fails(steps_in_flight):
+    bench = Bench(DECODERS[id(EXACT)][None], EXACT, Shape(steps_in_flight=steps_in_flight))
+    sampling = SamplingParameters(max_tokens=6, seed=1)
+    beside = Request("beside", (1, 2, 3), sampling)
+    bench.ask(Request("stuck", (1, 2, 3), replace(sampling, grammar="-3")), beside)
+    bench.drain()
+    assert bench.failed == {"stuck": NO_TOKEN_ALLOWED}
+    assert len(bench.answers["stuck"]) == 3
+    assert bench.answers["beside"] == naive_answer(bench.engine.decoder, EXACT, beside).tokens
 
 
 def test_a_block_is_invalidated_before_it_is_written_anew():

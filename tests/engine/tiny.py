@@ -1,9 +1,11 @@
 """A tiny random model with everything of the engine around it, and the naive way to run it."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
@@ -16,7 +18,13 @@ from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
 from tandem.kernels.sampling import SamplingRows, TokenLogprobs
 from tandem.kv.layout import KvDtype
-from tandem.messages.worker import EmitTokens, RequestsArrived, RunStep, StepDone
+from tandem.messages.worker import (
+    EmitTokens,
+    FailRequest,
+    RequestsArrived,
+    RunStep,
+    StepDone,
+)
 from tandem.models.decoder import Decoder, TokenBatch
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm
@@ -74,6 +82,39 @@ class Shape:
     pipeline_stages: int = 1
 
 
+class SumGrammars:
+    """A grammar is a number, by which the sum of the answer's tokens can always be divided. One
+    below 0 allows so many tokens, and none then."""
+
+    def begin(self, grammar: str) -> "SumMatcher":
+        return SumMatcher(int(grammar))
+
+    def fill_masks(self, matchers: Sequence["SumMatcher"], allowed_RW: np.ndarray) -> None:
+        for each, allowed_W in zip(matchers, allowed_RW, strict=True):
+            bits = [each.allows(token) for token in range(32 * len(allowed_W))]
+            allowed_W[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+
+class SumMatcher:
+    """How much the answer's tokens are together, and how many."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sum = self.count = 0
+
+    def consume(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            assert token >= 0
+            assert self.allows(token)
+            self.sum += token
+            self.count += 1
+
+    def allows(self, token: int) -> bool:
+        if self.number < 0:
+            return self.count < -self.number
+        return not (token + self.sum) % self.number
+
+
 class Bench:
     """A worker machine and an engine, stepped by hand."""
 
@@ -94,11 +135,12 @@ class Bench:
             )
         )
         slots = SlotShape(shape.max_sequences, CONTEXT_TOKENS, shape.block_size)
-        self.engine = Engine(decoder, kv, slots)
+        self.engine = Engine(decoder, kv, slots, load_grammars=SumGrammars)
         self.landing: deque = deque()
         self.answers: dict[str, list[int]] = {}
         self.logprobs: dict[str, list] = {}
         self.finished: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
         self.prefill_tokens = 0
 
     def handle(self, event) -> None:
@@ -108,6 +150,8 @@ class Bench:
                 self.landing.append(self.engine.run(effect.plan))
             elif isinstance(effect, EmitTokens):
                 self._take(effect)
+            elif isinstance(effect, FailRequest):
+                self.failed[effect.request_id] = effect.reason
         self.machine.audit()
 
     def _take(self, effect: EmitTokens) -> None:
@@ -196,6 +240,8 @@ def _naive_draw(logits, tokens: list[int], request: Request, kernels: Kernels) -
             before = list(word[:-1])
             if word[-1] == token and answer[len(answer) - len(before) :] == before:
                 value = lowest
+        if sampling.grammar and (token + sum(answer)) % int(sampling.grammar):
+            value = -torch.inf
         wished[token] = value
     rows = SamplingRows(
         temperature=torch.tensor([sampling.temperature], dtype=torch.float32),

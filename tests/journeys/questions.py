@@ -75,6 +75,17 @@ def _completed(client: openai.OpenAI, text: str, **options) -> Answer:
 
 
 LONG_ANSWER = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
+TREASURE = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["copper", "silver", "gold"]},
+        "count": {"type": "integer", "minimum": 10, "maximum": 99},
+        "notes": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 2},
+    },
+    "required": ["colour", "count", "notes"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "treasure", "schema": TREASURE}}
 BEST_OF_THREE = {"scaling": {"method": "best-of-n", "samples": 3}}
 QUESTIONS = {
     "greedy": lambda client: _chat(client, LONG, temperature=0, max_tokens=24),
@@ -98,6 +109,13 @@ QUESTIONS = {
         client, "What is 73 * 58?", seed=4, temperature=1, max_tokens=120, extra_body=BEST_OF_THREE
     ),
     "completion": lambda client: _completed(client, "Once " * 90, temperature=0, **LONG_ANSWER),
+    "two of a schema": lambda client: _chat(
+        client, LONG, n=2, temperature=1, seed=6, logprobs=True, frequency_penalty=0.5,
+        max_tokens=60, response_format=FORMAT,
+    ),
+    "streamed, of a regular expression": lambda client: _streamed(
+        client, STORY, temperature=1, seed=8, extra_body={"guided_regex": "([a-z ]{4,9}; ){2}end"}
+    ),
 }  # fmt: skip
 
 

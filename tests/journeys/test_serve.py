@@ -3,9 +3,11 @@
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from tests.journeys.serving import run_here, run_tandem, serving
 
@@ -242,3 +244,47 @@ def accepts_connections(url: str) -> bool:
     except ConnectionError:  # refused, or reset when the listener closed just then
         return False
     return True
+
+
+class Treasure(BaseModel, extra="forbid"):
+    colour: Literal["copper", "silver", "gold"]
+    count: Annotated[int, Field(ge=10, le=99)]
+    notes: Annotated[list[Annotated[str, Field(max_length=12)]], Field(max_length=2)]
+
+
+def test_an_answer_is_parsed_into_a_class_streamed_or_not(client):
+    asked = {
+        "model": "tandem-mini",
+        "messages": [{"role": "user", "content": RECALL}],
+        "response_format": Treasure,
+        "max_tokens": 500,
+        "temperature": 1.0,
+    }
+
+    def parsed(seed: int) -> Treasure:
+        return client.beta.chat.completions.parse(seed=seed, **asked).choices[0].message.parsed
+
+    alone = [parsed(seed) for seed in range(4)]
+    assert all(isinstance(each, Treasure) for each in alone)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(parsed, range(4))) == alone
+    with client.beta.chat.completions.stream(seed=0, **asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == alone[0]
+
+
+def test_a_tool_that_is_demanded_is_called_with_arguments_that_fit(client):
+    parameters = Treasure.model_json_schema()
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name in ("hide", "dig_up")
+    ]
+    named = {"type": "function", "function": {"name": "dig_up"}}
+    for choice, names in (("required", {"hide", "dig_up"}), (named, {"dig_up"})):
+        answer = ask(
+            client, "Hello!", tools=tools, tool_choice=choice, temperature=1.0, seed=2,
+            parallel_tool_calls=False, max_tokens=500,
+        ).choices[0]  # fmt: skip
+        (call,) = answer.message.tool_calls
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        assert call.function.name in names
+        Treasure.model_validate_json(call.function.arguments)

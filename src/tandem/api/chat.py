@@ -14,7 +14,7 @@ from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, cre
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.prompts import Tokens, chat_follow_up, chat_prompt
-from tandem.api.requests import ChatBody, Tool
+from tandem.api.requests import ChatBody
 from tandem.api.responses import (
     AnswerMessage,
     AnswerToolCall,
@@ -31,6 +31,7 @@ from tandem.api.responses import (
 from tandem.api.sampling_request import check_choices
 from tandem.api.scaling_request import asks_again, check_scaling
 from tandem.api.streaming import encoded_event
+from tandem.api.tool_choice import tool_use
 from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
 from tandem.facts.errors import InvalidRequest
 from tandem.text.tools import ToolCall
@@ -43,7 +44,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
     def spec_of(body: ChatBody) -> GenerationSpec:
         check_choices(body, 1, context)
         check_scaling(body, 1, context)
-        tools = _tools(body)
+        tools = tool_use(body, context.text)
         longest_tokens, top_logprobs = _limits(body)
         context_tokens = context.generator.card.context_tokens
         follow_up = None
@@ -52,7 +53,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             follow_up = chat_follow_up(replace(body), context.text, context_tokens, context.config)
 
         def read() -> tuple[list[Tokens], Callable[[Call], ChatWriter]]:
-            prompt = chat_prompt(body, tools, context.text, context_tokens, context.config)
+            prompt = chat_prompt(body, tools.offered, context.text, context_tokens, context.config)
             # What was read is not kept beside the prompt while the answer is written.
             body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
             return [prompt], lambda call: ChatWriter(
@@ -66,7 +67,8 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             named_tokens=longest_tokens,
             top_logprobs=top_logprobs,
             choices=body.n or 1,
-            tool_format=context.text.tool_format if tools else None,
+            tool_format=context.text.tool_format if tools.offered else None,
+            tool_grammar=(lambda: tools.grammar(context.text)) if tools.called else None,
             follow_up=follow_up,
         )
 
@@ -189,13 +191,6 @@ def _message(transcript: Transcript) -> AnswerMessage:
 
 def _function(call: ToolCall) -> FunctionCall:
     return FunctionCall(name=call.name, arguments=call.arguments)
-
-
-def _tools(body: ChatBody) -> list[Tool]:
-    choice = body.tool_choice
-    if choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice", "supports only 'auto' and 'none' on this server")
-    return [] if choice == "none" else body.tools or []
 
 
 def _limits(body: ChatBody) -> tuple[int | None, int | None]:

@@ -30,6 +30,7 @@ from tandem.api.responses import ScalingReport, Usage
 from tandem.api.sampling_request import requests_of, sampling_parameters, stop_strings
 from tandem.api.scaling_request import FollowUp, Scaling, scaled_sampling, scaling_of
 from tandem.api.streaming import DONE, EventStream
+from tandem.api.structured_output import answer_grammar, constrained, wants_form
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.rate_limits import CallSize
@@ -143,7 +144,8 @@ class GenerationSpec:
     `read` gives the prompts as token ids, and makes the writer of the call. An answer has at most
     `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
     alternatives to each token, None without log-probabilities; `choices` those of all prompts.
-    `follow_up` makes the prompts that go on from answers, for calls that need some.
+    `follow_up` makes the prompts that go on from answers, for calls that need some; `tool_grammar`
+    what an answer must be because of its tools.
     """
 
     id_prefix: str
@@ -153,6 +155,7 @@ class GenerationSpec:
     top_logprobs: int | None
     choices: int
     tool_format: ToolFormat | None = None
+    tool_grammar: Callable[[], str] | None = None
     follow_up: FollowUp | None = None
 
 
@@ -186,6 +189,17 @@ async def create_answer(
         (prompts, writer_of), stops = await held.run_off_loop(
             request, lambda: (spec.read(), AhoCorasick(strings))
         )
+        make_grammar = spec.tool_grammar
+        if wants_form(body):
+            if make_grammar is not None:
+                raise InvalidRequest("tools", "cannot be held to beside another form of the answer")
+
+            def make_grammar() -> str:
+                return answer_grammar(body, context.text.grammars)
+
+        if make_grammar is not None:
+            grammar = await held.compile_off_loop(request, make_grammar)
+            sampling = constrained(sampling, grammar, card)
     caller = with_hints(context.caller_of(request), body)
     context.add_limit_headers(request, caller)
     if body.stream_options is not None and not body.stream:

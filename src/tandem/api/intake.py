@@ -66,6 +66,10 @@ class HeldBytes:
         """`Intake.run_off_loop` for what is done with the whole body."""
         return await self.intake.run_off_loop(request, self.count, work, self.account)
 
+    async def compile_off_loop(self, request: Request, work: Callable[[], Result]) -> Result:
+        """The same for what may take long however small the body is."""
+        return await self.intake.run_off_loop(request, LARGE_BYTES + 1, work, self.account)
+
     def release_bytes(self) -> None:
         if self._budget is not None:
             self._budget.give_back(self)

@@ -198,6 +198,54 @@ def _with_client_fields(body: type[Struct]) -> Any:
     )
 
 
+class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What OpenAI calls a JSON schema: the schema with a name."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: Annotated[
+        dict[str, Any] | None, _means("The JSON schema that the answer validates against.")
+    ] = None
+    strict: Annotated[
+        bool | None, _means("Accepted without effect: the answer always has to validate.")
+    ] = None
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's `response_format`."""
+
+    type: Annotated[
+        Literal["text", "json_object", "json_schema"],
+        _means("text: anything; json_object: a JSON object; json_schema: as `json_schema` says."),
+    ]
+    json_schema: JsonSchemaFormat | None = None
+
+
+_JSON_SCHEMA = dict[str, Any] | str
+_SCHEMA = _means("A JSON schema, also as text, that the answer validates against.")
+_REGEX = _means("A regular expression that the whole answer matches.")
+_CHOICE = _means("The answer is one of these texts; up to 1024.")
+_WHITESPACE = _means(
+    "A regular expression of what stands between the parts of JSON. Default: at most a space, or a "
+    "new line and up to 32 characters that indent it."
+)
+_GRAMMAR = _means("A grammar of the answer, in Lark's notation or in EBNF as llama.cpp has it.")
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's `structured_outputs`: one of these."""
+
+    json: Annotated[_JSON_SCHEMA | None, _SCHEMA] = None
+    json_object: Annotated[bool | None, _means("true: the answer is a JSON object.")] = None
+    regex: Annotated[str | None, _REGEX] = None
+    choice: Annotated[list[str] | None, _CHOICE] = None
+    grammar: Annotated[str | None, _GRAMMAR] = None
+    disable_any_whitespace: Annotated[
+        bool | None, _means("true: JSON without any whitespace between its parts.")
+    ] = None
+    whitespace_pattern: Annotated[str | None, _WHITESPACE] = None
+
+
 @_with_client_fields
 class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What both generating calls share, beside what is declared where it is stored."""
@@ -231,6 +279,17 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
         list[str] | None,
         _means("Words that the answer must not have; up to 64 of 1 to 256 characters."),
     ] = None
+    response_format: Annotated[
+        ResponseFormat | None, _means("The form of the answer. Default: any text.")
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, _means("The form of the answer, in vLLM's words.")
+    ] = None
+    guided_json: Annotated[_JSON_SCHEMA | None, _SCHEMA] = None
+    guided_regex: Annotated[str | None, _REGEX] = None
+    guided_choice: Annotated[list[str] | None, _CHOICE] = None
+    guided_grammar: Annotated[str | None, _GRAMMAR] = None
+    guided_whitespace_pattern: Annotated[str | None, _WHITESPACE] = None
     include_stop_str_in_output: Annotated[
         bool | None, _means("Keeps the stop string, or the text of the token that ended it.")
     ] = None
@@ -332,7 +391,7 @@ class NamedFunction(Struct, kw_only=True):
 
 
 class NamedToolChoice(Struct, kw_only=True):
-    """Demands one tool; not supported yet."""
+    """Demands one tool."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -354,7 +413,13 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[list[Tool] | None, _means("Functions the model may call.")] = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedToolChoice | None,
-        _means("'auto' (default with tools) or 'none'; others are refused."),
+        _means(
+            "auto (default): the model decides; none; required: one call at least; or the function "
+            "to call."
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, _means("false: one call at most. Default: true.")
     ] = None
     add_generation_prompt: Annotated[bool | None, _ADD_GENERATION_PROMPT] = None
     continue_final_message: Annotated[bool | None, _CONTINUE_FINAL_MESSAGE] = None

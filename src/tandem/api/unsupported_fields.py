@@ -18,22 +18,16 @@ _IGNORED = frozenset(
         "metadata",
         "store",
         "service_tier",
-        "parallel_tool_calls",
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
         "request_id",
+        "guided_decoding_backend",
     }
 )
 
 _REFUSED = frozenset(
     {
-        "response_format",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
         "audio",
         "modalities",
         "prediction",
@@ -51,8 +45,6 @@ _REFUSED = frozenset(
         "chat_template",
         "documents",
         "mm_processor_kwargs",
-        "bad_words",
-        "allowed_token_ids",
         "kv_transfer_params",
         "logprob_token_ids",
         "return_tokens_as_token_ids",
@@ -60,12 +52,10 @@ _REFUSED = frozenset(
 )
 # Values that ask for nothing beyond what every answer is.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "suffix": ("",),
     "functions": ([],),
     "documents": ([],),
-    "bad_words": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "return_tokens_as_token_ids": (False,),
@@ -99,8 +89,6 @@ def _check_unsupported(name: str, value: object, known: tuple[str, ...]) -> None
         if value is None or value in _NEUTRAL.get(name, ()):
             return
         message = f"{name} is not supported by this server"
-        if name == "response_format":
-            message += "; only the type 'text' is"
         raise Refused(Refusal(400, message, "unsupported_parameter", name))
     close = difflib.get_close_matches(name[:64], known, n=1)
     remedy = f"; did you mean {close[0]!r}?" if close else ""

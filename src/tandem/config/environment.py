@@ -175,3 +175,10 @@ def _numbers(file: Path) -> list[int]:
     except OSError:
         return []
     return [int(word) for word in words] if all(word.isdigit() for word in words) else []
+
+
+def tokens_directory(directory: Path, load_format: str) -> Path:
+    """Where the tokenizer of a model lies. A dummy model may be a config.json alone; then it has
+    the bundled model's tokens."""
+    has_tokens = load_format != "dummy" or (directory / "tokenizer.json").exists()
+    return directory if has_tokens else BUNDLED_MODEL

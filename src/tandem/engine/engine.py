@@ -4,13 +4,14 @@ Axes: N rows of the plan, R of them sampling, T packed tokens, C hidden, V vocab
 that cross from one stage to the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.engine.grammars import GrammarMasks, Grammars, NoGrammars
 from tandem.engine.sampler import PendingLogprobs, Sampler
 from tandem.engine.slots import PendingSamples, Slots, SlotShape
 from tandem.facts.steps import BoolArray, StepPlan, StepResult
@@ -91,7 +92,8 @@ class Engine:
     With several ranks each has an engine, and all launch the same plans in the same order; `stages`
     are the ranks that hold the same share of the other stages. All ranks of the last stage draw,
     and draw the same; the engines of other stages must be told by `take_landed`.
-    `threads` bounds the CPU threads of a kernel (0: as torch has it).
+    `threads` bounds the CPU threads of a kernel (0: as torch has it). `load_grammars` is called in
+    a thread of the engine's, and may take its time.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Engine:
         *,
         threads: int = 0,
         stages: Collectives = ALONE,
+        load_grammars: Callable[[], Grammars] = NoGrammars,
     ) -> None:
         place = decoder.place
         assert (stages.rank, stages.size) == (place.stage, place.stages)
@@ -110,7 +113,8 @@ class Engine:
         self._threads = threads
         self._stages = stages
         self.slots = Slots(shape, kv.device)
-        self._sampler = Sampler(decoder.kernels, self.slots)
+        self._masks = GrammarMasks(load_grammars, shape.slots, decoder.spec.vocabulary_tokens)
+        self._sampler = Sampler(decoder.kernels, self.slots, self._masks)
         self._pending_samples = PendingSamples()
         self._next_step_id = 0
 
@@ -137,10 +141,12 @@ class Engine:
         self._next_step_id += 1
         self.slots.apply(plan)
         self.kv.invalidate_blocks(self.slots.blocks_to_write(plan))
-        hidden_NC = self._forward(token_batch(plan, self.slots))
         sampling = np.flatnonzero(plan.samples)
         row_slots = plan.slots[sampling]
         positions = (plan.starts + plan.counts)[sampling]
+        if self.draws:
+            self._masks.place(plan.placements)
+        hidden_NC = self._forward(token_batch(plan, self.slots))
         if not self.draws:
             self._pending_samples.step_launched(plan, row_slots, positions)
             return LaunchedStep(plan.step_id, plan.samples)
@@ -156,6 +162,7 @@ class Engine:
             return LaunchedStep(plan.step_id, plan.samples, silent_sums=silent_sums)
         logits_RV = self.decoder.logits(hidden_RC)
         tokens_R, logprobs = self._sampler.draw(logits_RV, row_slots, positions)
+        self._masks.tokens_drawn(row_slots, tokens_R)
         self._remember(row_slots, positions, tokens_R)
         return LaunchedStep(plan.step_id, plan.samples, tokens_R, logprobs, silent_sums)
 

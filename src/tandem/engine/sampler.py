@@ -1,4 +1,5 @@
-"""From logits to tokens: penalties, bias and bans, then the counter-based draw, then logprobs.
+"""From logits to tokens: penalties, bias, bans and grammars, then the counter-based draw, then
+logprobs.
 
 Everything is a function of the logits, the sequence's tokens so far and its parameters; nothing
 is remembered between steps, so a resumed sequence goes on with the same tokens.
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.engine.grammars import GrammarMasks
 from tandem.engine.slots import Slots
 from tandem.facts.request import TokenLogprobs
 from tandem.kernels.faces import Kernels
@@ -20,9 +22,10 @@ Logprobs = tuple[TokenLogprobs | None, ...]
 class Sampler:
     """Draws the next token of each row. Owns nothing but the choice of kernels."""
 
-    def __init__(self, kernels: Kernels, slots: Slots) -> None:
+    def __init__(self, kernels: Kernels, slots: Slots, masks: GrammarMasks) -> None:
         self._kernels = kernels
         self._slots = slots
+        self._masks = masks
 
     def draw(
         self, logits_RV: Tensor, row_slots: np.ndarray, positions: np.ndarray
@@ -40,6 +43,7 @@ class Sampler:
             raw_logits_RV = logits_RV[torch.from_numpy(wanting).to(logits_RV.device)]
         for row in adjusting.tolist():
             self._adjust(logits_RV[row], int(row_slots[row]), int(positions[row]))
+        self._masks.apply(logits_RV, row_slots, positions)
         rows = self._slots.sampling_rows(row_slots, positions)
         tokens_R = self._kernels.sample(logits_RV, rows)
         if raw_logits_RV is None:

@@ -19,6 +19,7 @@ ALLOWED_TOKENS_LIMIT = 4096
 # Of words, as token ids, and of all their tokens.
 BAD_WORDS_LIMIT = 256
 BAD_WORD_TOKENS_LIMIT = 4096
+GRAMMAR_CHARS_LIMIT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class SamplingParameters:
     `stop_token_ids` already holds the model's end-of-sequence ids unless the client ignores them.
     `top_logprobs` is None when no logprobs are wanted, else how many alternatives beside the
     chosen token. Where there are `allowed_token_ids`, no other token is drawn; the last token of
-    one of the `bad_words` is not drawn after the tokens before it, of the answer. What a client
+    one of the `bad_words` is not drawn after the tokens before it, of the answer. The answer is a
+    text of the `grammar` (as `text/grammars.py` writes it; empty: any text). What a client
     sets as it is stored is a `client_field`, declared here alone; the others are made of a request
     in `api/sampling_request.py`. Raises `InvalidRequest` naming the field.
     """
@@ -78,6 +80,7 @@ class SamplingParameters:
     top_logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
@@ -101,6 +104,8 @@ class SamplingParameters:
             raise InvalidRequest("bad_words", f"needs 1 to {BAD_WORDS_LIMIT} words, none empty")
         if sum(map(len, self.bad_words)) > BAD_WORD_TOKENS_LIMIT:
             raise InvalidRequest("bad_words", f"has more than {BAD_WORD_TOKENS_LIMIT} tokens")
+        if len(self.grammar) > GRAMMAR_CHARS_LIMIT:
+            raise InvalidRequest("grammar", f"has more than {GRAMMAR_CHARS_LIMIT} characters")
 
     @property
     def penalised(self) -> bool:

@@ -10,8 +10,10 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.text.chat import ChatTemplate
 from tandem.text.detokenize import Detokenizer, TokenBytes, detokenizer
 from tandem.text.files import read_chat_templates, read_json
+from tandem.text.grammars import LlGuidanceGrammars
 from tandem.text.shielding import ClientText, client_text
 from tandem.text.tokenizer import Tokenizer
+from tandem.text.tool_grammars import CallWriting
 from tandem.text.tools import CLOSE_TAG, OPEN_TAG, ToolFormat
 
 
@@ -20,7 +22,8 @@ class TextModel:
     """Tokenizer, chat template, recommended sampling and tool-call format of one checkpoint.
 
     `chat` is None for a checkpoint without a template; `tool_format` None where the template does
-    not show which calls the model writes. `client_text` keeps what clients of a chat write text.
+    not show which calls the model writes. `client_text` keeps what clients of a chat write text;
+    `grammars` are of answers that have to have a form.
     """
 
     tokenizer: Tokenizer
@@ -29,6 +32,7 @@ class TextModel:
     defaults: SamplingParameters
     tool_format: ToolFormat | None
     client_text: ClientText
+    grammars: LlGuidanceGrammars
 
     @classmethod
     def load(cls, directory: Path) -> "TextModel":
@@ -43,7 +47,15 @@ class TextModel:
             defaults=_defaults(directory / "generation_config.json"),
             tool_format=_tool_format("".join(templates.values())),
             client_text=client_text(tokenizer, templates, chat.cuts if chat else ()),
+            grammars=LlGuidanceGrammars(tokenizer),
         )
+
+    @property
+    def call_writing(self) -> CallWriting | None:
+        """How the model writes calls, if it is known to."""
+        if self.tool_format is None:
+            return None
+        return CallWriting(self.tool_format, self.tokenizer.token_id(OPEN_TAG) is not None)
 
     def detokenizer(self, *, skip_special_tokens: bool, for_tools: bool = False) -> Detokenizer:
         """A fresh detokenizer; `for_tools` keeps call tags even where they are special tokens."""

@@ -52,6 +52,10 @@ from tandem.messages.worker import (
 from tandem.policy.batching import NEVER_NS, TokenBudgetBatching
 
 NO_NUMBERS = "the model's numbers are not finite (NaN) for this request, so it has no next token"
+NO_TOKEN_ALLOWED = (
+    "the form of the answer allows no token here, is too costly to follow, or the model's numbers "
+    "are not finite (NaN)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +351,8 @@ class WorkerMachine:
                 # What this step wrote is not confirmed, so it never gets into the prefix cache;
                 # what earlier steps wrote was sound then.
                 self._end(sequence, effects)
-                effects.append(FailRequest(sequence.request.request_id, NO_NUMBERS))
+                reason = NO_TOKEN_ALLOWED if sequence.request.sampling.grammar else NO_NUMBERS
+                effects.append(FailRequest(sequence.request.request_id, reason))
                 continue
             # A sequence preempted since has given its blocks away, but its token is as good as
             # any: it was drawn from KV that was whole when the step ran.

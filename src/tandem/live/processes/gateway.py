@@ -26,7 +26,7 @@ from tandem.config.api_options import (
     tenant_keys,
 )
 from tandem.config.cluster.live import as_served
-from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.environment import BUNDLED_MODEL, tokens_directory
 from tandem.config.gateway import reconfigured
 from tandem.config.hardware.pools import capacity_of, pool_models
 from tandem.config.kv_format import kv_format
@@ -114,9 +114,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     options = setup.options
     cluster = as_served(setup.cluster)
     directory = Path(cluster.model) if Path(cluster.model).is_dir() else BUNDLED_MODEL
-    # A dummy model may be a config.json alone; then it has the bundled model's tokens.
-    has_tokens = options.load_format != "dummy" or (directory / "tokenizer.json").exists()
-    text = TextModel.load(directory if has_tokens else BUNDLED_MODEL)
+    text = TextModel.load(tokens_directory(directory, options.load_format))
     spec = read_model_spec(directory)
     name = setup.model or BUNDLED_MODEL.name
     card = ModelCard(

@@ -10,7 +10,7 @@ from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.config.api_options import api_config
-from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.environment import tokens_directory
 from tandem.config.options import ServeOptions
 from tandem.engine.engine import Engine
 from tandem.facts.serving import ModelCard
@@ -70,11 +70,7 @@ def _planned(model: str | None, options: ServeOptions) -> tuple[ServedModel, Non
 
 
 def _text_of(model: ServedModel) -> TextModel:
-    # A dummy model may be a config.json alone; then it has the bundled model's tokens.
-    directory = model.planned.directory
-    dummy = model.options.load_format == "dummy"
-    has_tokens = not dummy or (directory / "tokenizer.json").exists()
-    return TextModel.load(directory if has_tokens else BUNDLED_MODEL)
+    return TextModel.load(tokens_directory(model.planned.directory, model.options.load_format))
 
 
 def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> LocalWorker:
@@ -82,7 +78,7 @@ def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> 
     planned, plan = model.planned, model.planned.plan
     decoder = load_model(planned, model.options, plan.threads)
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
-    engine = Engine(decoder, kv, plan.slots, threads=plan.threads)
+    engine = Engine(decoder, kv, plan.slots, threads=plan.threads, load_grammars=text.grammars.load)
     card = ModelCard(
         names=model.served_names,
         context_tokens=plan.worker.context_tokens,

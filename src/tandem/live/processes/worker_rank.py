@@ -9,6 +9,7 @@ import torch
 
 from tandem.cluster.node.driver import KvTransferPort
 from tandem.config.cluster.tiers import worker_tier_bytes
+from tandem.config.environment import tokens_directory
 from tandem.config.hardware.pools import pool_cost
 from tandem.config.processes import WorkerSetup
 from tandem.engine.engine import Engine
@@ -36,6 +37,8 @@ from tandem.live.processes.model import PlannedModel, load_model, plan_model
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
 from tandem.live.ranks.transfers import NullTransfer
 from tandem.models.parallel import Place, kv_share, places
+from tandem.text.grammars import LlGuidanceGrammars
+from tandem.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +179,15 @@ def load_rank(
         transfers = _make_transfer_engine(planned, place, memory, calls, agent=agent)
     engine: StageEngine
     if computes:
-        engine = Engine(decoder, kv, plan.slots, threads=threads, stages=groups.stages)
+        tokens = tokens_directory(model.directory, setup.options.load_format)
+        engine = Engine(
+            decoder,
+            kv,
+            plan.slots,
+            threads=threads,
+            stages=groups.stages,
+            load_grammars=lambda: LlGuidanceGrammars(Tokenizer.load(tokens)).load(),
+        )
     else:
         cost = pool_cost(setup.cluster, setup.pool_config)
         engine = DummyEngine(cost.step_time, kv, plan.slots, model.spec.vocabulary_tokens)
