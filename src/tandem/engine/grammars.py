@@ -102,8 +102,8 @@ class GrammarMasks:
                 logits_RV[row] += mask_V
 
     def tokens_drawn(self, row_slots: np.ndarray, tokens_R: Tensor) -> None:
-        """What follows the tokens at `positions` is asked for now: they are there, or will be when
-        what was launched on their device is done."""
+        """What may follow these is asked for now: they are there, or will be when what was launched
+        on their device is done."""
         going_on = [
             (sequence, row)
             for row, slot in enumerate(row_slots.tolist())

@@ -92,6 +92,7 @@ class LlGuidanceGrammars:
         self._source = tokenizer
         self._lock = threading.Lock()
         self._known: LLTokenizer | None = None
+        self._mask_words = 0
         # Nothing is ever consumed by these: an answer begins with a copy.
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -106,7 +107,7 @@ class LlGuidanceGrammars:
         compiled = self._compiled(grammar)
         if problem := compiled.get_error():
             raise GrammarError(_one_line(problem))
-        first_RW = np.empty((1, -(-self._source.vocabulary_tokens // 32)), np.int32)
+        first_RW = np.empty((1, self._mask_words), np.int32)
         self.fill_masks([LlGuidanceMatcher(compiled.deep_copy())], first_RW)
         if not first_RW.any():
             raise GrammarError("it allows no answer, or is too costly to follow")
@@ -132,7 +133,7 @@ class LlGuidanceGrammars:
         """Set the bit of each token that may come next. Of none where the answer has left its
         grammar, or the mask costs more than it may."""
         # The model may have more rows of logits than there are tokens, or fewer.
-        words = -(-self._source.vocabulary_tokens // 32)
+        words = self._mask_words
         masks_RW = np.zeros((len(matchers), words), np.int32)
         place = masks_RW.ctypes.data
         for row, core in enumerate(each.core for each in matchers):
@@ -153,11 +154,13 @@ class LlGuidanceGrammars:
             try:
                 self._known = LLTokenizer(
                     self._source.core.to_str(),
-                    n_vocab=self._source.vocabulary_tokens,
+                    # Ids may have gaps.
+                    n_vocab=1 + max(self._source.core.get_vocab(True).values()),
                     eos_token=ends,
                 )
             except ValueError as error:
                 raise GrammarError(_one_line(str(error))) from error
+            self._mask_words = -(-self._known.vocab_size // 32)
         return self._known
 
     def _compiled(self, grammar: str) -> LLMatcher:
