@@ -62,7 +62,8 @@ def test_whatever_asks_for_any_text_has_no_grammar(http, generator):
 
 
 def test_a_grammar_ends_the_answer_whatever_else_does_not(http, generator, text):
-    sampling = asked(http, generator, guided_choice=["yes"], ignore_eos=True)
+    sampling = asked(http, generator, guided_choice=["yes"], ignore_eos=True, min_tokens=9)
+    assert not sampling.min_tokens
     assert set(sampling.stop_token_ids) == set(text.tokenizer.end_token_ids)
 
 

@@ -22,7 +22,17 @@ policies: {dispatch: remote, transfer: push}
 """
 CLIENTS = 4
 # Who dies, and who takes over, depends on when: these say nothing about where they were computed.
-ASKED = ("greedy", "short", "sampled", "streamed", "stop string", "logprobs", "three answers")
+ASKED = (
+    "greedy",
+    "short",
+    "sampled",
+    "streamed",
+    "stop string",
+    "logprobs",
+    "three answers",
+    "two of a schema",
+    "streamed, of a regular expression",
+)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,15 @@ import random
 
 import jsonschema
 import pytest
+import tokenizers
 
+from tandem.text.files import TokenizerFiles
+from tandem.text.grammars import LlGuidanceGrammars
+from tandem.text.tokenizer import Tokenizer
 from tandem.text.tool_grammars import (
     MOST_CALLS,
     CalledTool,
-    CallWriting,
+    ToolCallSyntax,
     demanded_calls,
     fitting_calls,
 )
@@ -24,8 +28,8 @@ CITY = {
     "$defs": {"city": {"enum": ["Paris", 'Saint-"X"', "Rio\nde"]}},
 }
 WEATHER, NOW = CalledTool("get_weather", CITY), CalledTool("now")
-HERMES = CallWriting(ToolFormat.HERMES, has_tags=True)
-LLAMA = CallWriting(ToolFormat.LLAMA3_JSON, has_tags=True)
+HERMES = ToolCallSyntax(ToolFormat.HERMES, has_tags=True)
+LLAMA = ToolCallSyntax(ToolFormat.LLAMA3_JSON, has_tags=True)
 
 
 def pieces(text: str, tool_format: ToolFormat) -> list:
@@ -52,17 +56,17 @@ def check(call: ToolCall) -> None:
         jsonschema.validate(arguments, CITY)
 
 
-@pytest.mark.parametrize("writing", [HERMES, LLAMA], ids=lambda each: each.tool_format)
+@pytest.mark.parametrize("syntax", [HERMES, LLAMA], ids=lambda each: each.tool_format)
 @pytest.mark.parametrize("several", [False, True])
-def test_demanded_calls_are_nothing_but_calls_that_fit(writing, several):
-    grammar = demanded_calls([WEATHER, NOW], writing, several=several)
+def test_demanded_calls_are_nothing_but_calls_that_fit(syntax, several):
+    grammar = demanded_calls([WEATHER, NOW], syntax, several=several)
     GRAMMARS.check(grammar)
     counts = set()
     for seed in range(40):
         text = drawn_text(grammar, random.Random(seed))
         if text is None:
             continue
-        found = pieces(text, writing.tool_format)
+        found = pieces(text, syntax.tool_format)
         assert all(isinstance(piece, ToolCall) for piece in found), text
         for call in found:
             check(call)
@@ -88,3 +92,35 @@ def test_a_call_in_a_text_fits_or_does_not_begin():
     one = fitting_calls([NOW], HERMES, several=False)
     assert fits(one, f"Words. {call} More.")
     assert not fits(one, f"{call}\n{call}")
+
+
+def test_tags_may_be_text():
+    """Of a tokenizer that has no tokens for them."""
+    document = json.loads(TOKENIZER.core.to_str())
+    document["added_tokens"] = [
+        each for each in document["added_tokens"] if "tool_call" not in each["content"]
+    ]
+    core = tokenizers.Tokenizer.from_str(json.dumps(document))
+    plain = Tokenizer(core, TokenizerFiles(core.to_str(), {"eos_token": "<|im_end|>"}, {}, {}))
+    grammars = LlGuidanceGrammars(plain)
+    assert plain.token_id(OPEN_TAG) is None
+    syntax = ToolCallSyntax(ToolFormat.HERMES, has_tags=False)
+    call = f'{OPEN_TAG}\n{{"name": "now", "arguments": {{}}}}\n{CLOSE_TAG}'
+    demanded = demanded_calls([WEATHER, NOW], syntax, several=True)
+    fitting = fitting_calls([WEATHER, NOW], syntax, several=True)
+
+    def fits_plain(grammar: str, text: str) -> bool:
+        grammars.check(grammar)
+        matcher = grammars.begin(grammar)
+        matcher.consume(plain.encode(text, add_special_tokens=False))
+        return matcher.complete
+
+    for grammar, text, fitted in (
+        (demanded, call, True),
+        (demanded, f"{call}\n{call}", True),
+        (demanded, f"Words. {call}", False),
+        (fitting, f"Words <b>. {call} More.", True),
+        (fitting, "", True),
+        (fitting, call.replace("now", "never"), False),
+    ):
+        assert fits_plain(grammar, text) == fitted, text

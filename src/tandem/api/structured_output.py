@@ -24,34 +24,35 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 def wants_form(body: GenerationBody) -> bool:
     """Whether the client wants another answer than any text. Raises `InvalidRequest`."""
-    return bool(_wishes(body))
+    return bool(_constraints(body))
 
 
 def answer_grammar(body: GenerationBody, grammars: LlGuidanceGrammars) -> str:
     """What the answer must be a text of; empty where the client wants any text. May take some
     milliseconds. Raises `InvalidRequest` naming the field, and the place in a schema."""
-    wishes = _wishes(body)
-    if not wishes:
+    constraints = _constraints(body)
+    if not constraints:
         return ""
-    if len(wishes) > 1:
-        (first, *_), (second, *_) = wishes[:2]
+    if len(constraints) > 1:
+        (first, *_), (second, *_) = constraints[:2]
         raise InvalidRequest(second, f"asks for a form of the answer, as {first} does already")
-    field, kind, wish = wishes[0]
+    field, kind, value = constraints[0]
     try:
         if kind == "json":
-            return grammars.check_schema(_schema(wish), _whitespace(body))
-        return _grammar(kind, wish, grammars)
+            return grammars.check_schema(_schema(value), _whitespace(body))
+        return _grammar(kind, value, grammars)
     except GrammarError as error:
         raise InvalidRequest(field, f"cannot be used: {error}") from error
 
 
 def constrained(sampling: SamplingParameters, grammar: str, card: ModelCard) -> SamplingParameters:
-    """With that grammar: its end is the end of the answer, also where a client ignores others."""
+    """With that grammar: its end is the end of the answer, also where a client ignores others or
+    wants more tokens."""
     ends = tuple(dict.fromkeys([*card.end_token_ids, *sampling.stop_token_ids]))
-    return replace(sampling, grammar=grammar, stop_token_ids=ends)
+    return replace(sampling, grammar=grammar, stop_token_ids=ends, min_tokens=0)
 
 
-def _wishes(body: GenerationBody) -> list[tuple[str, str, Any]]:
+def _constraints(body: GenerationBody) -> list[tuple[str, str, Any]]:
     """The fields that ask for a form, each with its kind and what it has."""
     found: list[tuple[str, str, Any]] = []
     wanted = body.response_format
@@ -62,9 +63,9 @@ def _wishes(body: GenerationBody) -> list[tuple[str, str, Any]]:
             raise InvalidRequest("response_format.json_schema.schema", "is missing")
         found.append(("response_format.json_schema.schema", "json", wanted.json_schema.schema))
     for kind in ("json", "regex", "choice", "grammar"):
-        wish = getattr(body, f"guided_{kind}")
-        if wish is not None:
-            found.append((f"guided_{kind}", kind, wish))
+        value = getattr(body, f"guided_{kind}")
+        if value is not None:
+            found.append((f"guided_{kind}", kind, value))
     if body.structured_outputs is not None:
         found += _structured(body.structured_outputs)
     return found
@@ -73,9 +74,9 @@ def _wishes(body: GenerationBody) -> list[tuple[str, str, Any]]:
 def _structured(wanted: StructuredOutputs) -> list[tuple[str, str, Any]]:
     found: list[tuple[str, str, Any]] = []
     for kind in ("json", "regex", "choice", "grammar"):
-        wish = getattr(wanted, kind)
-        if wish is not None:
-            found.append((f"structured_outputs.{kind}", kind, wish))
+        value = getattr(wanted, kind)
+        if value is not None:
+            found.append((f"structured_outputs.{kind}", kind, value))
     if wanted.json_object:
         found.append(("structured_outputs.json_object", "json", _ANY_OBJECT))
     if not found:
@@ -85,13 +86,13 @@ def _structured(wanted: StructuredOutputs) -> list[tuple[str, str, Any]]:
     return found
 
 
-def _grammar(kind: str, wish: Any, grammars: LlGuidanceGrammars) -> str:
+def _grammar(kind: str, value: Any, grammars: LlGuidanceGrammars) -> str:
     if kind == "choice":
-        grammar = choice_grammar(_choices(wish))
+        grammar = choice_grammar(_choices(value))
     else:
-        if not wish or len(wish) > GRAMMAR_CHARS_LIMIT:
+        if not value or len(value) > GRAMMAR_CHARS_LIMIT:
             raise GrammarError(f"needs 1 to {GRAMMAR_CHARS_LIMIT} characters")
-        grammar = regex_grammar(wish) if kind == "regex" else lark_grammar(wish)
+        grammar = regex_grammar(value) if kind == "regex" else lark_grammar(value)
     grammars.check(grammar)
     return grammar
 
@@ -103,13 +104,13 @@ def _whitespace(body: GenerationBody) -> str | None:
     return body.guided_whitespace_pattern or (wanted and wanted.whitespace_pattern) or None
 
 
-def _schema(wish: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(wish, str):
-        return wish
-    if len(wish) > GRAMMAR_CHARS_LIMIT:
+def _schema(value: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(value, str):
+        return value
+    if len(value) > GRAMMAR_CHARS_LIMIT:
         raise GrammarError(f"has more than {GRAMMAR_CHARS_LIMIT} characters")
     try:
-        schema = json.loads(wish)
+        schema = json.loads(value)
     except (ValueError, RecursionError) as error:
         raise GrammarError("is no JSON") from error
     if not isinstance(schema, dict):
@@ -117,7 +118,7 @@ def _schema(wish: str | Mapping[str, Any]) -> Mapping[str, Any]:
     return schema
 
 
-def _choices(wish: Sequence[str]) -> Sequence[str]:
-    if not 0 < len(wish) <= CHOICES_LIMIT or not all(wish):
+def _choices(value: Sequence[str]) -> Sequence[str]:
+    if not 0 < len(value) <= CHOICES_LIMIT or not all(value):
         raise GrammarError(f"needs 1 to {CHOICES_LIMIT} texts, none empty")
-    return wish
+    return value

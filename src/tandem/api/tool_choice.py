@@ -26,13 +26,13 @@ class ToolUse:
     def grammar(self, text: TextModel) -> str:
         """May take some milliseconds. Raises `InvalidRequest` naming the tool and the place."""
         tools = [self._called_tool(each, text) for each in self.called]
-        writing = text.call_writing
-        assert writing is not None
+        syntax = text.tool_call_syntax
+        assert syntax is not None
         try:
             if self.demanded:
-                grammar = demanded_calls(tools, writing, several=self.several)
+                grammar = demanded_calls(tools, syntax, several=self.several)
             else:
-                grammar = fitting_calls(tools, writing, several=self.several)
+                grammar = fitting_calls(tools, syntax, several=self.several)
             text.grammars.check(grammar)
         except GrammarError as error:
             raise InvalidRequest("tools", f"cannot be used: {error}") from error
@@ -65,7 +65,7 @@ def tool_use(body: ChatBody, text: TextModel) -> ToolUse:
         # Only behind a tag it is known in time that a call begins.
         held = held and text.tool_format is ToolFormat.HERMES
         return ToolUse(tools, tools if held else (), several=several)
-    if not tools or text.call_writing is None:
+    if not tools or text.tool_call_syntax is None:
         raise InvalidRequest("tool_choice", "needs tools, and a model whose template shows them")
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name

@@ -13,7 +13,7 @@ from tandem.text.files import read_chat_templates, read_json
 from tandem.text.grammars import LlGuidanceGrammars
 from tandem.text.shielding import ClientText, client_text
 from tandem.text.tokenizer import Tokenizer
-from tandem.text.tool_grammars import CallWriting
+from tandem.text.tool_grammars import ToolCallSyntax
 from tandem.text.tools import CLOSE_TAG, OPEN_TAG, ToolFormat
 
 
@@ -51,11 +51,11 @@ class TextModel:
         )
 
     @property
-    def call_writing(self) -> CallWriting | None:
+    def tool_call_syntax(self) -> ToolCallSyntax | None:
         """How the model writes calls, if it is known to."""
         if self.tool_format is None:
             return None
-        return CallWriting(self.tool_format, self.tokenizer.token_id(OPEN_TAG) is not None)
+        return ToolCallSyntax(self.tool_format, self.tokenizer.token_id(OPEN_TAG) is not None)
 
     def detokenizer(self, *, skip_special_tokens: bool, for_tools: bool = False) -> Detokenizer:
         """A fresh detokenizer; `for_tools` keeps call tags even where they are special tokens."""

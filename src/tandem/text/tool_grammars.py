@@ -11,7 +11,6 @@ from tandem.text.tools import CLOSE_TAG, OPEN_TAG, ToolFormat
 
 # Who must call tools makes at most so many calls in one answer.
 MOST_CALLS = 16
-_ANY_ARGUMENTS = {"type": "object"}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -26,11 +25,11 @@ class CalledTool:
     def schema(self) -> dict[str, Any]:
         """Arguments are an object, whatever else is said of them."""
         said = self.parameters or _NO_ARGUMENTS
-        return {"x-guidance": {"whitespace_pattern": WHITESPACE}, "type": "object"} | said
+        return {"x-guidance": {"whitespace_pattern": WHITESPACE}} | said | {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
-class CallWriting:
+class ToolCallSyntax:
     """How a model writes calls; `has_tags`: its tags are tokens of their own, not text."""
 
     tool_format: ToolFormat
@@ -54,26 +53,26 @@ class CallWriting:
         return rules
 
 
-def demanded_calls(tools: Sequence[CalledTool], writing: CallWriting, *, several: bool) -> str:
+def demanded_calls(tools: Sequence[CalledTool], syntax: ToolCallSyntax, *, several: bool) -> str:
     """The answer is a call of one of these tools, or with `several` a few of them. Raises
     `GrammarError`."""
     opening, between = "", '"; "'
-    if writing.tool_format is ToolFormat.HERMES:
-        opening, between = OPEN_TAG if writing.has_tags else json.dumps(OPEN_TAG), '"\\n"'
+    if syntax.tool_format is ToolFormat.HERMES:
+        opening, between = OPEN_TAG if syntax.has_tags else json.dumps(OPEN_TAG), '"\\n"'
     more = f" ({between} {opening} call){{0,{MOST_CALLS - 1}}}" if several else ""
-    return lark_grammar("\n".join([f"start: {opening} call{more}", *writing.call_rules(tools)]))
+    return lark_grammar("\n".join([f"start: {opening} call{more}", *syntax.call_rules(tools)]))
 
 
-def fitting_calls(tools: Sequence[CalledTool], writing: CallWriting, *, several: bool) -> str:
+def fitting_calls(tools: Sequence[CalledTool], syntax: ToolCallSyntax, *, several: bool) -> str:
     """Any text, but what Hermes's tag opens calls one of these tools, with arguments that fit; at
     most once unless `several`. Raises `GrammarError`."""
-    assert writing.tool_format is ToolFormat.HERMES
+    assert syntax.tool_format is ToolFormat.HERMES
     opened = f"TEXT {OPEN_TAG}"
     rules = [
         f"start: (opened call){'*' if several else '?'} TEXT",
         f"opened: {opened}",
         r"TEXT: /(.|\n)*/",
     ]
-    if not writing.has_tags:
+    if not syntax.has_tags:
         rules[1] = rf"opened[lazy]: /(.|\n)*{OPEN_TAG}/"
-    return lark_grammar("\n".join([*rules, *writing.call_rules(tools)]))
+    return lark_grammar("\n".join([*rules, *syntax.call_rules(tools)]))
