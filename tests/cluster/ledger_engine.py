@@ -7,6 +7,8 @@ for exactly this prefix. A scheduling mistake shows as an assertion, not as a sl
 from collections.abc import Sequence
 from hashlib import blake2b
 
+import numpy as np
+
 from tandem.facts.steps import StepPlan, StepResult
 
 VOCABULARY = 11
@@ -38,9 +40,11 @@ def keys_of(tokens: Sequence[int]) -> list[bytes]:
 
 
 class LedgerEngine:
-    """Runs plans; `block_size` slots a block, each remembering the prefix it belongs to."""
+    """Runs plans; `block_size` slots a block, each remembering the prefix it belongs to. What it
+    drafts is right, wrong, too long or no token at all, by `next_token` of what is known."""
 
     def __init__(self, block_size: int, block_count: int, slot_count: int) -> None:
+        self.kept_drafts = self.lost_drafts = 0
         self.block_size = block_size
         self.kv: list[list[bytes]] = [[b""] * block_size for _ in range(block_count)]
         self.tables: list[dict[int, int]] = [{} for _ in range(slot_count)]
@@ -60,22 +64,73 @@ class LedgerEngine:
         ):
             self.tables[slot][int(index)] = int(block)
         assert len(set(plan.slots.tolist())) == len(plan.slots)
+        drafts = self._drafts(plan)
         for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-            assert count > 0
+            assert count > len(drafts[int(slot)])
+            self.tokens[slot] += drafts[int(slot)]
             for position in range(start, start + count):
                 self._write(int(slot), position)
-        drawn = []
-        for slot, start, count, samples in zip(
-            plan.slots, plan.starts, plan.counts, plan.samples, strict=True
+        drawn: list[int] = []
+        token_counts: list[int] = []
+        proposals: list[tuple[int, ...]] = []
+        wanted = plan.proposals if len(plan.proposals) else [0] * len(plan.slots)
+        for slot, start, count, samples, wanted_tokens in zip(
+            plan.slots, plan.starts, plan.counts, plan.samples, wanted, strict=True
         ):
-            end = int(start + count)
-            self._check(int(slot), end)
+            self._check(int(slot), int(start + count))
             if samples:
-                tokens = self.tokens[slot]
-                assert len(tokens) == end
-                drawn.append(next_token(tokens, self.seeds[slot]))
-                tokens.append(drawn[-1])
-        return StepResult(plan.step_id, tuple(drawn))
+                assert len(self.tokens[slot]) == start + count
+                got = self._draw(int(slot), drafts[int(slot)])
+                drawn += got
+                token_counts.append(len(got))
+                proposals.append(self._propose(int(slot), int(wanted_tokens)))
+            else:
+                assert not drafts[int(slot)]
+                assert not wanted_tokens
+        return StepResult(
+            plan.step_id,
+            tuple(drawn),
+            token_counts=tuple(token_counts) if any(drafts.values()) else (),
+            proposals=tuple(proposals) if any(proposals) else (),
+        )
+
+    def _drafts(self, plan: StepPlan) -> dict[int, list[int]]:
+        """By slot."""
+        slots = plan.slots.tolist()
+        if not len(plan.draft_counts):
+            assert not len(plan.draft_tokens)
+            return {slot: [] for slot in slots}
+        ends = plan.draft_counts.cumsum()
+        assert ends[-1] == len(plan.draft_tokens)
+        cut = np.split(plan.draft_tokens, ends[:-1])
+        return {slot: drafts.tolist() for slot, drafts in zip(slots, cut, strict=True)}
+
+    def _draw(self, slot: int, drafts: list[int]) -> list[int]:
+        """The token behind what is known, and behind each draft that is what was drawn."""
+        tokens = self.tokens[slot]
+        known = len(tokens) - len(drafts)
+        got = []
+        for place in range(len(drafts) + 1):
+            got.append(next_token(tokens[: known + place], self.seeds[slot]))
+            if place < len(drafts) and got[-1] != drafts[place]:
+                self.lost_drafts += 1
+                break
+        self.kept_drafts += len(got) - 1
+        self.tokens[slot] = tokens[:known] + got
+        return got
+
+    def _propose(self, slot: int, wanted: int) -> tuple[int, ...]:
+        if not wanted:
+            return ()
+        tokens, proposal = list(self.tokens[slot]), []
+        way = next_token(tokens, 77)
+        if way == 0:
+            return (VOCABULARY, -1, 2**40)
+        for place in range(wanted + (5 if way == 1 else 0)):
+            right = next_token(tokens, self.seeds[slot])
+            proposal.append((right + (way == 2 + place)) % VOCABULARY)
+            tokens.append(proposal[-1])
+        return tuple(proposal)
 
     def spoil(self, blocks: Sequence[int]) -> None:
         """Nonsense in these blocks: no prefix looks like it."""

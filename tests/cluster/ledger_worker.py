@@ -23,9 +23,11 @@ from tandem.messages.worker import (
     StepDone,
 )
 from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.speculation import Speculation
 from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine, answer
 
 CONTEXT_TOKENS = 40
+SPECULATIONS = [None, None, Speculation(3), Speculation(1, adaptive=False), Speculation(5, False)]
 
 
 @dataclass
@@ -186,6 +188,7 @@ def configs(draw, **changes) -> WorkerConfig:
         steps_in_flight=draw(st.integers(0, 1)),
         prefix_caching=draw(st.booleans()),
         pipeline_stages=draw(st.sampled_from([1, 1, 1, 2, 3, 4])),
+        speculation=draw(st.sampled_from(SPECULATIONS)),
     )
     return replace(config, **changes)
 

@@ -15,6 +15,8 @@ from tandem.kernels.faces import choose_kernels, reference_kernels
 from tandem.kv.layout import RegionLayout
 from tandem.kv.store import KvStore, exported_pool
 from tandem.messages.worker import RequestsAborted
+from tandem.policy.speculation import Speculation
+from tests.engine.proposing import KINDS
 from tests.engine.tiny import (
     CONTEXT_TOKENS,
     CPU,
@@ -31,6 +33,8 @@ from tests.engine.tiny import (
 EXACT = Arithmetic(reference_kernels(), "float64")
 NATIVE = Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "float32")
 ARITHMETICS = [EXACT] + ([NATIVE] if NATIVE.kernels.batch_invariant else [])
+ALWAYS = [Speculation(most, adaptive=False) for most in (2, 6)]
+SPECULATIONS = [None, Speculation(4), *ALWAYS]
 DECODERS = {id(a): {w: tiny_decoder(a, w) for w in (None, 7)} for a in ARITHMETICS}
 
 
@@ -79,6 +83,8 @@ def shapes(draw) -> Shape:
         chunk_tokens=draw(st.sampled_from([0, 1, 3, 8])),
         steps_in_flight=draw(st.integers(0, 1)),
         prefix_caching=draw(st.booleans()),
+        speculation=draw(st.sampled_from(SPECULATIONS)),
+        proposer=draw(st.sampled_from(KINDS)),
     )
 
 

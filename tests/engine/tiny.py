@@ -29,6 +29,8 @@ from tandem.models.decoder import Decoder, TokenBatch
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm
 from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.speculation import Speculation
+from tests.engine.proposing import proposer_of
 from tests.models.paging import poisoned_store
 
 VOCABULARY = 61
@@ -80,6 +82,8 @@ class Shape:
     steps_in_flight: int = 1
     prefix_caching: bool = True
     pipeline_stages: int = 1
+    speculation: Speculation | None = None
+    proposer: str = ""
 
 
 class SumGrammars:
@@ -91,7 +95,7 @@ class SumGrammars:
 
     def fill_masks(self, matchers: Sequence["SumMatcher"], allowed_RW: np.ndarray) -> None:
         for each, allowed_W in zip(matchers, allowed_RW, strict=True):
-            bits = [each.allows(token) for token in range(32 * len(allowed_W))]
+            bits = [each.may_follow(token) for token in range(32 * len(allowed_W))]
             allowed_W[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
 
@@ -101,15 +105,31 @@ class SumMatcher:
     def __init__(self, number: int) -> None:
         self.number = number
         self.sum = self.count = 0
+        self.consumed: list[int] = []
 
     def consume(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             assert token >= 0
-            assert self.allows(token)
+            assert self.may_follow(token)
+            self.consumed.append(token)
             self.sum += token
             self.count += 1
 
-    def allows(self, token: int) -> bool:
+    def allows(self, tokens: Sequence[int]) -> int:
+        for allowed, token in enumerate(tokens):
+            if not self.may_follow(token):
+                self.rollback(allowed)
+                return allowed
+            self.consume((token,))
+        self.rollback(len(tokens))
+        return len(tokens)
+
+    def rollback(self, tokens: int) -> None:
+        for _ in range(tokens):
+            self.sum -= self.consumed.pop()
+            self.count -= 1
+
+    def may_follow(self, token: int) -> bool:
         if self.number < 0:
             return self.count < -self.number
         return not (token + self.sum) % self.number
@@ -118,7 +138,13 @@ class SumMatcher:
 class Bench:
     """A worker machine and an engine, stepped by hand."""
 
-    def __init__(self, decoder: Decoder, arithmetic: Arithmetic, shape: Shape) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        arithmetic: Arithmetic,
+        shape: Shape,
+        draft: Decoder | None = None,
+    ) -> None:
         kv = poisoned_store(decoder, shape.blocks, arithmetic.dtype, shape.block_size)
         self.machine = WorkerMachine(
             WorkerConfig(
@@ -132,20 +158,28 @@ class Bench:
                 steps_in_flight=shape.steps_in_flight,
                 prefix_caching=shape.prefix_caching,
                 pipeline_stages=shape.pipeline_stages,
+                speculation=shape.speculation,
             )
         )
         slots = SlotShape(shape.max_sequences, CONTEXT_TOKENS, shape.block_size)
-        self.engine = Engine(decoder, kv, slots, load_grammars=SumGrammars)
+        proposer = None
+        if shape.speculation:
+            dtype = arithmetic.dtype
+            proposer = proposer_of(shape.proposer, draft or decoder, shape.blocks, dtype)
+        self.engine = Engine(decoder, kv, slots, load_grammars=SumGrammars, make_proposer=proposer)
+        self.now_ns = 0
         self.landing: deque = deque()
         self.answers: dict[str, list[int]] = {}
         self.logprobs: dict[str, list] = {}
         self.finished: dict[str, str] = {}
         self.failed: dict[str, str] = {}
-        self.prefill_tokens = 0
+        self.prefill_tokens = self.steps = 0
 
     def handle(self, event) -> None:
-        for effect in self.machine.handle(event, 0):
+        self.now_ns += 1000
+        for effect in self.machine.handle(event, self.now_ns):
             if isinstance(effect, RunStep):
+                self.steps += 1
                 self.prefill_tokens += effect.plan.batched_tokens
                 self.landing.append(self.engine.run(effect.plan))
             elif isinstance(effect, EmitTokens):

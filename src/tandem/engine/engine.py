@@ -1,17 +1,19 @@
 """Turns step plans into tokens. Owns device memory and slot state; decides nothing.
 
-Axes: N rows of the plan, R of them sampling, T packed tokens, C hidden, V vocabulary, X tokens
-that cross from one stage to the next.
+Axes: N rows of the plan, W tokens of them that are looked at, R draws, T packed tokens, C hidden, V
+vocabulary, X tokens that cross from one stage to the next.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.engine.drafts import Draws, Indices, drawing_rows, wanted_tokens
 from tandem.engine.grammars import GrammarMasks, Grammars, NoGrammars
+from tandem.engine.proposers.contract import Continuations, Proposals, Proposer
 from tandem.engine.sampler import PendingLogprobs, Sampler
 from tandem.engine.slots import PendingSamples, Slots, SlotShape
 from tandem.facts.steps import BoolArray, StepPlan, StepResult
@@ -37,8 +39,6 @@ def token_batch(plan: StepPlan, slots: Slots) -> TokenBatch:
         positions_T = np.arange(query_start[-1], dtype=np.int32) + first_T
     blocks_T = slots.block_table[slots_T, positions_T // block_size].astype(np.int64)
     kv_slots_T = blocks_T * block_size + positions_T % block_size
-    # The last token of a row has seen all that the row computed: it tells whether that is sound.
-    wanted_N = query_start[1:] - 1
     used_blocks = -(-int(ends_N.max()) // block_size)
 
     def on_device(values: np.ndarray) -> torch.Tensor:
@@ -54,32 +54,51 @@ def token_batch(plan: StepPlan, slots: Slots) -> TokenBatch:
             context_lengths=on_device(ends_N.astype(np.int32)),
             block_table=on_device(slots.block_table[plan.slots, :used_blocks]),
         ),
-        wanted=on_device(wanted_N.astype(np.int64)),
+        wanted=on_device(wanted_tokens(plan, query_start).astype(np.int64)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step whose work is on its way on the device; without tokens where none are drawn.
-    `samples` [N] says which rows draw. `silent_sums` are of the hidden states of the others: finite
-    where they came to numbers; None where all draw, or where that is seen elsewhere."""
+    `samples` [N] says which rows draw. Where some check drafts, `counting` are the draws that count
+    and `token_counts` how many they are in each row. `silent_sums` are of the hidden states of the
+    rows that draw nothing: finite where they came to numbers; None where all draw, or where that is
+    seen elsewhere."""
 
     step_id: int
     samples: BoolArray
     tokens: Tensor | None = None
     logprobs: PendingLogprobs | None = None
     silent_sums: Tensor | None = None
+    counting: Indices | None = None
+    token_counts: tuple[int, ...] = ()
+    proposals: Proposals = ()
 
     def result(self) -> StepResult:
         """Wait for the device and bring the tokens home."""
         tokens = () if self.tokens is None else tuple(self.tokens.tolist())
         logprobs = self.logprobs.collect() if self.logprobs else ()
-        return StepResult(self.step_id, tokens, logprobs, self._failed_rows(tokens))
+        if self.counting is not None:
+            counting = self.counting.tolist()
+            tokens = tuple([tokens[place] for place in counting])
+            logprobs = tuple([logprobs[place] for place in counting]) if logprobs else ()
+        return StepResult(
+            self.step_id,
+            tokens,
+            logprobs,
+            self._failed_rows(tokens),
+            self.token_counts,
+            self.proposals,
+        )
 
     def _failed_rows(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         failed: list[int] = []
         if NO_TOKEN in tokens:
-            failed += np.flatnonzero(self.samples)[np.array(tokens) == NO_TOKEN].tolist()
+            rows = np.flatnonzero(self.samples)
+            if self.token_counts:
+                rows = np.repeat(rows, self.token_counts)
+            failed += rows[np.array(tokens) == NO_TOKEN].tolist()
         if self.silent_sums is not None:
             sound = np.isfinite(self.silent_sums.tolist())
             failed += np.flatnonzero(~self.samples)[~sound].tolist()
@@ -93,7 +112,8 @@ class Engine:
     are the ranks that hold the same share of the other stages. All ranks of the last stage draw,
     and draw the same; the engines of other stages must be told by `take_landed`.
     `threads` bounds the CPU threads of a kernel (0: as torch has it). `load_grammars` is called in
-    a thread of the engine's, and may take its time.
+    a thread of the engine's, and may take its time. `make_proposer` makes who drafts, on the ranks
+    that draw.
     """
 
     def __init__(
@@ -105,6 +125,7 @@ class Engine:
         threads: int = 0,
         stages: Collectives = ALONE,
         load_grammars: Callable[[], Grammars] = NoGrammars,
+        make_proposer: Callable[[Decoder, Slots], Proposer] | None = None,
     ) -> None:
         place = decoder.place
         assert (stages.rank, stages.size) == (place.stage, place.stages)
@@ -115,6 +136,8 @@ class Engine:
         self.slots = Slots(shape, kv.device)
         self._masks = GrammarMasks(load_grammars, shape.slots, decoder.spec.vocabulary_tokens)
         self._sampler = Sampler(decoder.kernels, self.slots, self._masks)
+        drafts = make_proposer is not None and self.draws
+        self._proposer = make_proposer(decoder, self.slots) if drafts and make_proposer else None
         self._pending_samples = PendingSamples()
         self._next_step_id = 0
 
@@ -141,37 +164,42 @@ class Engine:
         self._next_step_id += 1
         self.slots.apply(plan)
         self.kv.invalidate_blocks(self.slots.blocks_to_write(plan))
-        sampling = np.flatnonzero(plan.samples)
-        row_slots = plan.slots[sampling]
-        positions = (plan.starts + plan.counts)[sampling]
+        draws = Draws.of(plan)
         if self.draws:
             self._masks.place(plan.placements)
-        hidden_NC = self._forward(token_batch(plan, self.slots))
+            self._masks.drafts_placed(draws)
+            if self._proposer:
+                self._proposer.sequences_placed(plan.placements)
+        hidden_WC = self._forward(token_batch(plan, self.slots))
         if not self.draws:
-            self._pending_samples.step_launched(plan, row_slots, positions)
+            self._pending_samples.step_launched(plan, draws)
             return LaunchedStep(plan.step_id, plan.samples)
         # A row that draws is seen by its draw: a hidden state that is not finite leaves no logit
         # that is. Of the others the sum is finite only if all its terms are.
-        hidden_RC, silent_sums = hidden_NC, None
-        if len(sampling) < len(plan.samples):
-            silent = np.flatnonzero(~plan.samples)
-            wide = torch.promote_types(hidden_NC.dtype, torch.float32)
-            silent_sums = self._rows(hidden_NC, silent).sum(dim=1, dtype=wide)
-            hidden_RC = self._rows(hidden_NC, sampling)
-        if not len(sampling):
+        hidden_RC, silent_sums = hidden_WC, None
+        drawing = drawing_rows(plan)
+        if not drawing.all():
+            wide = torch.promote_types(hidden_WC.dtype, torch.float32)
+            silent_sums = self._rows(hidden_WC, ~drawing).sum(dim=1, dtype=wide)
+            hidden_RC = self._rows(hidden_WC, drawing)
+        if not len(draws.slots):
             return LaunchedStep(plan.step_id, plan.samples, silent_sums=silent_sums)
         logits_RV = self.decoder.logits(hidden_RC)
-        tokens_R, logprobs = self._sampler.draw(logits_RV, row_slots, positions)
-        self._masks.tokens_drawn(row_slots, tokens_R)
-        self._remember(row_slots, positions, tokens_R)
-        return LaunchedStep(plan.step_id, plan.samples, tokens_R, logprobs, silent_sums)
+        tokens_R, logprobs = self._sampler.draw(logits_RV, draws.slots, draws.positions)
+        self._remember(draws.slots, draws.positions, tokens_R)
+        step = LaunchedStep(plan.step_id, plan.samples, tokens_R, logprobs, silent_sums)
+        if not (len(plan.draft_counts) or len(plan.proposals)):
+            self._masks.tokens_drawn(draws.slots, tokens_R)
+            return step
+        return self._checked(plan, draws, hidden_RC, step)
 
-    def take_landed(self, step_id: int, tokens: Sequence[int]) -> None:
-        """What the last stage drew in a step that was launched here too. To be told before the
-        plan that goes on from these tokens is launched, by the thread that launches."""
+    def take_landed(self, step_id: int, tokens: Sequence[int], counts: Sequence[int] = ()) -> None:
+        """What the last stage drew in a step that was launched here too: its tokens, and how many
+        each row has (empty: one each). To be told before the plan that goes on from these tokens is
+        launched, by the thread that launches."""
         assert not self.draws
         row_slots, positions, kept = self._pending_samples.tokens_landed(
-            step_id, np.array(tokens, np.int64)
+            step_id, np.array(tokens, np.int64), counts
         )
         self._remember(row_slots, positions, torch.from_numpy(kept).to(self.slots.device))
 
@@ -179,8 +207,32 @@ class Engine:
         """One step from plan to tokens."""
         return self.launch(plan).result()
 
+    def _checked(
+        self, plan: StepPlan, draws: Draws, hidden_RC: Tensor, step: LaunchedStep
+    ) -> LaunchedStep:
+        """Which draws count, and drafts for the next step; waits for the tokens."""
+        assert step.tokens is not None
+        tokens_R = step.tokens.tolist()
+        kept = draws.kept(tokens_R)
+        counting = draws.counting(kept)
+        self._masks.tokens_kept(draws, [tokens_R[place] for place in counting], kept)
+        proposals: Proposals = ()
+        if self._proposer and len(plan.proposals):
+            last = draws.firsts + np.array(kept) - 1
+            proposals = self._proposer.propose(
+                Continuations(
+                    draws.row_slots,
+                    draws.positions[last] + 1,
+                    plan.proposals[plan.samples],
+                    self._rows(hidden_RC, last),
+                )
+            )
+        if draws.counts is None:
+            return replace(step, proposals=proposals)
+        return replace(step, counting=counting, token_counts=kept, proposals=proposals)
+
     def _forward(self, batch: TokenBatch) -> Tensor:
-        """hidden_NC of the rows' last tokens; before the last stage, what the next goes on from."""
+        """hidden_WC of the wanted tokens; before the last stage, what the next goes on from."""
         place, received_XC = self.decoder.place, None
         if not place.is_first:
             received_XC = self.decoder.space_for(len(batch.token_ids))
@@ -190,8 +242,10 @@ class Engine:
             self._stages.send(hidden_XC, place.stage + 1)
         return hidden_XC
 
-    def _rows(self, hidden_NC: Tensor, rows: np.ndarray) -> Tensor:
-        return hidden_NC.index_select(0, torch.from_numpy(rows).to(hidden_NC.device))
+    def _rows(self, hidden_WC: Tensor, rows: np.ndarray) -> Tensor:
+        """Those of these numbers, or where it is true."""
+        numbers = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return hidden_WC.index_select(0, torch.from_numpy(numbers).to(hidden_WC.device))
 
     def _remember(self, row_slots: np.ndarray, positions: np.ndarray, tokens_R: Tensor) -> None:
         index = self.slots.to_device(row_slots.astype(np.int64))

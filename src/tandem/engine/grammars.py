@@ -9,6 +9,7 @@ Axes: R rows that draw, V vocabulary, W words of 32 tokens.
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tandem.engine.drafts import Draws
 from tandem.facts.steps import Placement
 from tandem.kernels.sampling import NO_TOKEN
 
@@ -25,6 +27,14 @@ class GrammarMatcher(Protocol):
 
     def consume(self, tokens: Sequence[int]) -> None:
         """The answer goes on with these. What a grammar does not allow, no later mask forgives."""
+        ...
+
+    def allows(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, the answer may go on with."""
+        ...
+
+    def rollback(self, tokens: int) -> None:
+        """As if the last so many had not been consumed."""
         ...
 
 
@@ -54,12 +64,21 @@ class NoGrammars:
 @dataclass(slots=True)
 class _Constrained:
     """A sequence with a grammar. The mask of its token at `position` is row `row` of `masks`
-    [R, V]: 0 for what may come, else minus infinity."""
+    [R, V]: 0 for what may come, else minus infinity. Those of the tokens behind its drafts are
+    `draft_masks`, a row each."""
 
     matcher: "Future[GrammarMatcher]"
     position: int
     masks: "Future[Tensor]"
     row: int = 0
+    draft_masks: "Future[Tensor] | None" = None
+
+    def masks_at(self, position: int) -> Tensor:
+        """mask_V of its token there, which is the next or stands behind drafts."""
+        if position == self.position:
+            return self.masks.result()[self.row]
+        assert self.draft_masks is not None
+        return self.draft_masks.result()[position - self.position - 1]
 
 
 class GrammarMasks:
@@ -68,6 +87,7 @@ class GrammarMasks:
 
     def __init__(self, load: Callable[[], Grammars], slots: int, vocabulary_tokens: int) -> None:
         self._vocabulary_tokens = vocabulary_tokens
+        self._mask_words = -(-vocabulary_tokens // 32)
         self._constrained: list[_Constrained | None] = [None] * slots
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._grammars = self._thread.submit(load)
@@ -86,6 +106,17 @@ class GrammarMasks:
                 matcher, len(placement.tokens), masks_RV
             )
 
+    def drafts_placed(self, draws: Draws) -> None:
+        """Of sequences that check drafts, the masks behind each of these are asked for now."""
+        if draws.counts is None:
+            return
+        for slot, drafts in zip(draws.row_slots.tolist(), draws.drafts, strict=True):
+            sequence = self._constrained[slot]
+            if sequence is not None and drafts:
+                sequence.draft_masks = self._thread.submit(
+                    self._draft_masks, sequence.matcher, drafts
+                )
+
     def apply(self, logits_RV: Tensor, row_slots: np.ndarray, positions: np.ndarray) -> None:
         """For the tokens at `positions` of the sequences in `row_slots`; waits for what is not
         known yet. Unlike of what is banned, nothing remains of what a grammar forbids, so that it
@@ -93,31 +124,63 @@ class GrammarMasks:
         for row, slot in enumerate(row_slots.tolist()):
             sequence = self._constrained[slot]
             if sequence is not None:
-                assert sequence.position == positions[row]
-                masks_RV = sequence.masks.result()
-                if len(masks_RV) == len(logits_RV) and not row and self._aligned(row_slots):
-                    logits_RV += masks_RV.to(logits_RV.device, non_blocking=True)
-                    return
-                mask_V = masks_RV[sequence.row].to(logits_RV.device, non_blocking=True)
-                logits_RV[row] += mask_V
+                if not row and self._aligned(row_slots):
+                    masks_RV = sequence.masks.result()
+                    if len(masks_RV) == len(logits_RV):
+                        logits_RV += masks_RV.to(logits_RV.device, non_blocking=True)
+                        return
+                mask_V = sequence.masks_at(int(positions[row]))
+                logits_RV[row] += mask_V.to(logits_RV.device, non_blocking=True)
 
     def tokens_drawn(self, row_slots: np.ndarray, tokens_R: Tensor) -> None:
         """What may follow these is asked for now: they are there, or will be when what was launched
         on their device is done."""
-        going_on = [
-            (sequence, row)
+        going_on = self._going_on(row_slots)
+        if not going_on:
+            return
+        rows = [row for row, _ in going_on]
+        arriving = _Arriving(tokens_R)
+
+        def drawn() -> list[Sequence[int]]:
+            tokens = arriving.tokens()
+            # Behind its end an answer may have no token; a step may be under way even so.
+            return [() if tokens[row] == NO_TOKEN else (tokens[row],) for row in rows]
+
+        self._ask([sequence for _, sequence in going_on], drawn, [1] * len(going_on))
+
+    def tokens_kept(self, draws: Draws, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        """As `tokens_drawn`, of a step that checked drafts: so many `tokens` of each row count."""
+        going_on = self._going_on(draws.row_slots)
+        if not going_on:
+            return
+        ends = list(accumulate(kept))
+        drawn: list[Sequence[int]] = []
+        for row, _ in going_on:
+            row_tokens = tokens[ends[row] - kept[row] : ends[row]]
+            drawn.append([token for token in row_tokens if token != NO_TOKEN])
+        counts = [kept[row] for row, _ in going_on]
+        self._ask([sequence for _, sequence in going_on], lambda: drawn, counts)
+
+    def _going_on(self, row_slots: np.ndarray) -> list[tuple[int, _Constrained]]:
+        """Of these rows, those with a grammar."""
+        return [
+            (row, sequence)
             for row, slot in enumerate(row_slots.tolist())
             if (sequence := self._constrained[slot]) is not None
         ]
-        if not going_on:
-            return
-        sequences, rows = zip(*going_on, strict=True)
+
+    def _ask(
+        self,
+        sequences: Sequence[_Constrained],
+        drawn: Callable[[], list[Sequence[int]]],
+        counts: Sequence[int],
+    ) -> None:
+        """For the masks of the tokens behind these."""
         matchers = [sequence.matcher for sequence in sequences]
-        drawn = _Arriving(tokens_R)
-        masks_RV = self._thread.submit(self._masks, matchers, drawn, rows)
-        for row, sequence in enumerate(sequences):
-            sequence.position += 1
-            sequence.masks, sequence.row = masks_RV, row
+        masks_RV = self._thread.submit(self._masks, matchers, drawn)
+        for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+            sequence.position += count
+            sequence.masks, sequence.row, sequence.draft_masks = masks_RV, row, None
 
     def _aligned(self, row_slots: np.ndarray) -> bool:
         """Whether the masks of one look are those of all rows, in their order."""
@@ -136,21 +199,34 @@ class GrammarMasks:
     def _masks(
         self,
         matchers: Sequence["Future[GrammarMatcher]"],
-        drawn: "_Arriving | None" = None,
-        rows: Sequence[int] = (),
+        drawn: Callable[[], list[Sequence[int]]] | None = None,
     ) -> Tensor:
-        """Row by row, after the tokens that were `drawn` in these `rows`."""
+        """Row by row, after the tokens that were `drawn` of each."""
         # Made by now: the thread does one thing after the other.
         begun = [matcher.result() for matcher in matchers]
         if drawn is not None:
-            tokens = drawn.tokens()
-            for matcher, row in zip(begun, rows, strict=True):
-                # Behind its end an answer may have no token; a step may be under way even so.
-                if tokens[row] != NO_TOKEN:
-                    matcher.consume((tokens[row],))
-        allowed_RW = np.empty((len(begun), -(-self._vocabulary_tokens // 32)), np.int32)
+            for matcher, tokens in zip(begun, drawn(), strict=True):
+                if tokens:
+                    matcher.consume(tokens)
+        allowed_RW = np.empty((len(begun), self._mask_words), np.int32)
         self._grammars.result().fill_masks(begun, allowed_RW)
-        masks_RV = _FORBIDDEN[allowed_RW.view(np.uint8)].reshape(len(matchers), -1)
+        return self._as_logits(allowed_RW)
+
+    def _draft_masks(self, future: "Future[GrammarMatcher]", drafts: Sequence[int]) -> Tensor:
+        """Draft by draft, as if it were kept. Behind one that the grammar does not allow, and which
+        is not drawn therefore, anything goes."""
+        matcher, grammars = future.result(), self._grammars.result()
+        allowed_RW = np.full((len(drafts), self._mask_words), -1, np.int32)
+        allowed = matcher.allows(drafts)
+        for row, draft in enumerate(drafts[:allowed]):
+            matcher.consume((draft,))
+            grammars.fill_masks([matcher], allowed_RW[row : row + 1])
+        matcher.rollback(allowed)
+        return self._as_logits(allowed_RW)
+
+    def _as_logits(self, allowed_RW: NDArray[np.int32]) -> Tensor:
+        """masks_RV: what to add to the logits."""
+        masks_RV = _FORBIDDEN[allowed_RW.view(np.uint8)].reshape(len(allowed_RW), -1)
         return torch.from_numpy(masks_RV[:, : self._vocabulary_tokens])
 
 

@@ -5,6 +5,7 @@ The tokens live on the device, because a step may be launched before the host kn
 before it drew; everything else the host knows and keeps in numpy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.bans import Bans
+from tandem.engine.drafts import Draws, draft_places
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import IntArray, Placement, StepPlan
 from tandem.kernels.sampling import SamplingRows
@@ -54,10 +56,17 @@ class Slots:
         self.wants_logprobs = np.zeros(slots, np.bool_)
 
     def apply(self, plan: StepPlan) -> None:
-        """Take over the plan's differences: placements first, then their block tables."""
+        """Take over the plan's differences: placements, then their block tables; and its drafts,
+        as if they were known."""
         for placement in plan.placements:
             self._place(placement)
         self.block_table[plan.table_slots, plan.table_indices] = plan.table_blocks
+        if len(plan.draft_tokens):
+            slots, positions = draft_places(plan)
+            index = self.to_device(slots.astype(np.int64))
+            self.tokens[index, self.to_device(positions.astype(np.int64))] = self.to_device(
+                plan.draft_tokens
+            )
 
     def blocks_to_write(self, plan: StepPlan) -> np.ndarray:
         """The blocks that this plan hands to sequences which have computed nothing in them yet;
@@ -106,24 +115,29 @@ class PendingSamples:
     before its token comes; then the token is of no use."""
 
     def __init__(self) -> None:
-        self._rows_of: dict[int, tuple[IntArray, IntArray]] = {}
+        self._draws_of: dict[int, Draws] = {}
 
-    def step_launched(self, plan: StepPlan, row_slots: IntArray, positions: IntArray) -> None:
+    def step_launched(self, plan: StepPlan, draws: Draws) -> None:
         """A launched plan: its sampling rows wait from now on, and the rows of sequences whose
         slots it gives to others wait no longer."""
         replaced = [placement.slot for placement in plan.placements]
         if replaced:
-            for slots, _ in self._rows_of.values():
-                slots[np.isin(slots, replaced)] = -1
-        if len(row_slots):
-            self._rows_of[plan.step_id] = (row_slots.copy(), positions)
+            for earlier in self._draws_of.values():
+                earlier.slots[np.isin(earlier.slots, replaced)] = -1
+        if len(draws.slots):
+            self._draws_of[plan.step_id] = draws
 
     def tokens_landed(
-        self, step_id: int, tokens: TokenArray
+        self, step_id: int, tokens: TokenArray, counts: Sequence[int] = ()
     ) -> tuple[IntArray, IntArray, TokenArray]:
-        """(slots, positions, tokens) of the rows that still wait for this step's tokens."""
+        """(slots, positions, tokens) of the draws that still wait for this step's tokens; each row
+        has so many (empty: one)."""
         nobody = np.empty(0, np.int32)
-        slots, positions = self._rows_of.pop(step_id, (nobody, nobody))
+        draws = self._draws_of.pop(step_id, Draws(nobody, nobody))
+        slots, positions = draws.slots, draws.positions
+        if counts:
+            counting = draws.counting(counts)
+            slots, positions = slots[counting], positions[counting]
         assert len(slots) == len(tokens)
         waiting = slots >= 0
         return slots[waiting], positions[waiting], tokens[waiting]

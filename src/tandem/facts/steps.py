@@ -29,11 +29,18 @@ class Placement(Struct, frozen=True):
     sampling: SamplingParameters
 
 
+# Of a step without drafts.
+NO_TOKENS: IntArray = np.empty(0, np.int32)
+
+
 class StepPlan(Struct, frozen=True):
     """Row i computes tokens `starts[i] .. starts[i] + counts[i]` of the sequence in `slots[i]`, and
     draws the token after them where `samples[i]`.
 
     `table_blocks[j]` becomes entry `table_indices[j]` of the block table of `table_slots[j]`.
+    The last `draft_counts[i]` tokens of row i are drafts, which stand in `draft_tokens`, row after
+    row: the row draws the token in the place of each, too. `proposals[i]` drafts are wanted of row
+    i for the next step. Both counts are of the rows that draw; empty where all are 0.
     All arrays are int32 but `samples`, which is bool.
     """
 
@@ -46,6 +53,9 @@ class StepPlan(Struct, frozen=True):
     table_slots: IntArray
     table_indices: IntArray
     table_blocks: IntArray
+    draft_counts: IntArray = NO_TOKENS
+    draft_tokens: IntArray = NO_TOKENS
+    proposals: IntArray = NO_TOKENS
 
     @property
     def batched_tokens(self) -> int:
@@ -56,12 +66,16 @@ class StepPlan(Struct, frozen=True):
 class StepResult(Struct, frozen=True):
     """The tokens drawn by the sampling rows of plan `step_id`, in the order of its rows.
 
-    `logprobs` is parallel to `tokens` with None where none were asked for, or empty when no row
-    asked. Nothing that `failed_rows` (of all rows of the plan) computed may be used, neither KV nor
-    token: the model's numbers were not finite there.
+    Row by row `token_counts` tokens: one, and one more for each draft that is what was drawn in its
+    place (empty: one each). `logprobs` is parallel to `tokens` with None where none were asked for,
+    or empty when no row asked. `proposals` are drafts to go on with, for each sampling row; empty
+    where there are none, and never to be trusted. Nothing that `failed_rows` (of all rows of the
+    plan) computed may be used, neither KV nor token: the model's numbers were not finite there.
     """
 
     step_id: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     failed_rows: tuple[int, ...] = ()
+    token_counts: tuple[int, ...] = ()
+    proposals: tuple[tuple[int, ...], ...] = ()

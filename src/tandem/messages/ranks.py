@@ -25,7 +25,7 @@ from tandem.messages.node import (
 )
 
 # Leader and followers are started from one installation: all have one version.
-RANK_PROTOCOL = 2
+RANK_PROTOCOL = 3
 
 
 class RankBegins(Struct, frozen=True):
@@ -35,10 +35,11 @@ class RankBegins(Struct, frozen=True):
 
 
 class TokensLanded(Struct, frozen=True):
-    """Step `step_id` drew these tokens, on other ranks."""
+    """Step `step_id` drew these tokens, on other ranks; so many in each row (empty: one)."""
 
     step_id: int
     tokens: tuple[int, ...]
+    counts: tuple[int, ...] = ()
 
 
 class Ping(Struct, frozen=True):
@@ -87,30 +88,38 @@ class EncodedPlacement(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class EncodedStep(Struct, array_like=True, forbid_unknown_fields=True):
-    """A `StepPlan`. `numbers` are its six int32 arrays in their order, little-endian."""
+    """A `StepPlan`. `numbers` are its int32 arrays in their order, little-endian."""
 
     step_id: int
     placements: tuple[EncodedPlacement, ...]
     samples: bytes
-    numbers: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+    numbers: tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]
 
 
 def _encode_step(plan: StepPlan) -> EncodedStep:
     rows = (plan.slots, plan.starts, plan.counts)
     table = (plan.table_slots, plan.table_indices, plan.table_blocks)
-    slots, starts, counts, table_slots, table_indices, table_blocks = (
-        np.asarray(values, "<i4").tobytes() for values in (*rows, *table)
+    drafts = (plan.draft_counts, plan.draft_tokens, plan.proposals)
+    slots, starts, counts, table_slots, table_indices, table_blocks, *drafted = (
+        np.asarray(values, "<i4").tobytes() for values in (*rows, *table, *drafts)
     )
+    draft_counts, draft_tokens, proposals = drafted
     return EncodedStep(
         plan.step_id,
         tuple(_encode_placement(placement) for placement in plan.placements),
         plan.samples.tobytes(),
-        (slots, starts, counts, table_slots, table_indices, table_blocks),
+        (
+            *(slots, starts, counts, table_slots, table_indices, table_blocks),
+            *(draft_counts, draft_tokens, proposals),
+        ),
     )
 
 
 def _decode_step(encoded: EncodedStep) -> StepPlan:
-    slots, starts, counts, table_slots, table_indices, table_blocks = map(_int32, encoded.numbers)
+    slots, starts, counts, table_slots, table_indices, table_blocks, *drafted = map(
+        _int32, encoded.numbers
+    )
+    draft_counts, draft_tokens, proposals = drafted
     return StepPlan(
         encoded.step_id,
         tuple(_decode_placement(placement) for placement in encoded.placements),
@@ -121,6 +130,9 @@ def _decode_step(encoded: EncodedStep) -> StepPlan:
         table_slots=table_slots,
         table_indices=table_indices,
         table_blocks=table_blocks,
+        draft_counts=draft_counts,
+        draft_tokens=draft_tokens,
+        proposals=proposals,
     )
 
 

@@ -139,7 +139,8 @@ class RunStep(Struct, frozen=True):
 
 
 class EmitTokens(Struct, frozen=True):
-    """One token for each of these sequences; parallel tuples.
+    """One token for each of these sequences; parallel tuples. A sequence that got several has as
+    many rows, one behind the other.
 
     `finish_reasons[i]` is None while the sequence goes on. `logprobs` is empty when nobody asked.
     """

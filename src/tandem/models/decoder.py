@@ -149,10 +149,17 @@ class Decoder:
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """logits_RV in float32 (float64 stays), from hidden states as the last stage's `forward`
         returns them; the same on all its ranks."""
-        head, final_norm = self.weights.head, self.weights.final_norm
+        return self.head_logits(self.normed(hidden_RC))
+
+    def normed(self, hidden_RC: Tensor) -> Tensor:
+        """The final norm of hidden states as the last stage's `forward` returns them."""
+        assert self.weights.final_norm is not None
+        return self.kernels.rms_norm(hidden_RC, self.weights.final_norm, self.spec.norm)
+
+    def head_logits(self, normed_RC: Tensor) -> Tensor:
+        """logits_RV, as `logits`, of states that are normed already."""
+        head = self.weights.head
         assert head is not None
-        assert final_norm is not None
-        normed_RC = self.kernels.rms_norm(hidden_RC, final_norm, self.spec.norm)
         logits_RV = self._collectives.all_gather(self.kernels.linear(normed_RC, head), 1)
         # The ranks' shares of the vocabulary are of one size, so the last may be too long.
         logits_RV = logits_RV[:, : self.spec.vocabulary_tokens]

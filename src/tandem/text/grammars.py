@@ -213,6 +213,14 @@ class LlGuidanceMatcher:
         """The answer goes on with these."""
         self.core.consume_tokens(list(tokens))
 
+    def allows(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, the answer may go on with."""
+        return int(self.core.validate_tokens(list(tokens)))
+
+    def rollback(self, tokens: int) -> None:
+        """As if the last so many had not been consumed."""
+        self.core.rollback(tokens)
+
 
 def _parts(schema: Schema) -> list[tuple[str, Schema]]:
     """The schemas right inside of this one, with the last step of their place."""

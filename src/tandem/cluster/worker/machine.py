@@ -13,11 +13,18 @@ import numpy as np
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.worker.block_pool import BlockPool
-from tandem.cluster.worker.output import StepOutput, report_copies, report_kv, report_lost_kv
+from tandem.cluster.worker.output import (
+    StepOutput,
+    landed_rows,
+    report_copies,
+    report_kv,
+    report_lost_kv,
+)
 from tandem.cluster.worker.plan_builder import PlanBuilder, repeat, repeating_steps
 from tandem.cluster.worker.prefetches import Returning
 from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
+from tandem.cluster.worker.speculation import Drafting
 from tandem.cluster.worker.step_planner import StepPlanner
 from tandem.cluster.worker.step_tally import StepTally
 from tandem.cluster.worker.waiting import prefill_tokens_of
@@ -50,6 +57,7 @@ from tandem.messages.worker import (
     WorkerEvent,
 )
 from tandem.policy.batching import NEVER_NS, TokenBudgetBatching
+from tandem.policy.speculation import Speculation
 
 NO_NUMBERS = "the model's numbers are not finite (NaN) for this request, so it has no next token"
 NO_TOKEN_ALLOWED = (
@@ -63,7 +71,8 @@ class WorkerConfig:
     """`steps_in_flight` is how many steps may wait behind the one that runs (0 or 1); with 1 the
     next step is decided before the tokens of this one are known. With more than one of
     `pipeline_stages` as many steps are under way at once, each of other sequences. With
-    `reports_committed` every full block is reported (`BlocksCommitted`), for who copies them."""
+    `reports_committed` every full block is reported (`BlocksCommitted`), for who copies them. With
+    `speculation` the engine is asked for drafts; a step that checks or makes some is waited for."""
 
     block_size: int
     block_count: int
@@ -77,6 +86,7 @@ class WorkerConfig:
     max_waiting: int = 4096
     pipeline_stages: int = 1
     reports_committed: bool = False
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         # One sequence alone must always fit, or it would be preempted for ever.
@@ -105,8 +115,17 @@ class WorkerMachine:
             config.block_size,
             reports_committed=config.reports_committed,
         )
+        self.drafting = (
+            Drafting(config.speculation, config.vocabulary_tokens, config.pipeline_stages)
+            if config.speculation
+            else None
+        )
         self.planner = StepPlanner(
-            self.sequences, config.batching, config.prefix_caching, config.pipeline_stages
+            self.sequences,
+            config.batching,
+            config.prefix_caching,
+            config.pipeline_stages,
+            self.drafting,
         )
         self.unfinished: dict[str, Sequence] = {}
         self.step_tally = StepTally(config.pipeline_stages)
@@ -314,9 +333,19 @@ class WorkerMachine:
             sequence.residency.scheduled = tokens
             self.sequences.confirm_computed(sequence, tokens, self.config.prefix_caching)
 
+    @property
+    def _awaits_drafts(self) -> bool:
+        """Whether what a step under way draws, or drafts, is to be known before the next is
+        planned. In a pipeline each sequence waits for its own tokens anyway."""
+        return (
+            self.drafting is not None
+            and self.config.pipeline_stages == 1
+            and any(builder.drafts for builder in self._in_flight)
+        )
+
     def _launch(self, now_ns: int) -> list[WorkerEffect]:
         effects: list[WorkerEffect] = []
-        while len(self._in_flight) < self._most_in_flight:
+        while len(self._in_flight) < self._most_in_flight and not self._awaits_drafts:
             builder = self.planner.plan(self._steps, self._most_in_flight - len(self._in_flight))
             self._unplanned = False
             for sequence in self.planner.take_lost():
@@ -337,13 +366,10 @@ class WorkerMachine:
         emission = StepOutput()
         effects: list[WorkerEffect] = []
         computed: list[Sequence] = []
-        drawn = 0
         failed = {builder.rows[row][0] for row in result.failed_rows}
-        for sequence, computed_tokens, draws in builder.rows:
+        for sequence, end_tokens, drawn in landed_rows(builder, result):
             sequence.steps_in_flight -= 1
-            token_index = drawn
-            if draws:
-                drawn += 1
+            if drawn:
                 sequence.unseen -= 1
             if sequence.phase is Phase.ENDED:
                 continue
@@ -354,21 +380,26 @@ class WorkerMachine:
                 reason = NO_TOKEN_ALLOWED if sequence.request.sampling.grammar else NO_NUMBERS
                 effects.append(FailRequest(sequence.request.request_id, reason))
                 continue
-            # A sequence preempted since has given its blocks away, but its token is as good as
-            # any: it was drawn from KV that was whole when the step ran.
+            ended = emission.take(sequence, result, drawn)
+            # A sequence preempted since has given its blocks away, but its tokens are as good as
+            # any: they were drawn from KV that was whole when the step ran.
             if sequence.phase is Phase.RUNNING:
+                # Behind the end of an answer there may be drafts that were kept.
+                computed_tokens = min(end_tokens, sequence.known_tokens)
                 self.sequences.confirm_computed(
                     sequence, computed_tokens, self.config.prefix_caching
                 )
                 if sequence.transfers_after:
                     computed.append(sequence)
-            if draws:
-                self._take_token(sequence, emission.take(sequence, result, token_index), effects)
+            if drawn:
+                self._tokens_taken(sequence, ended, effects)
+        if self.drafting:
+            self.drafting.step_landed(builder, result, now_ns)
         self.sequences.step_landed()
         return emission.effects() + effects + report_kv(computed, self.sequences.pool)
 
-    def _take_token(self, sequence: Sequence, ended: bool, effects: list[WorkerEffect]) -> None:
-        """After a token was drawn: the sequence ends, waits for its next worker, or goes on."""
+    def _tokens_taken(self, sequence: Sequence, ended: bool, effects: list[WorkerEffect]) -> None:
+        """After tokens were drawn: the sequence ends, waits for its next worker, or goes on."""
         if ended:
             self._end(sequence, effects)
         elif sequence.transfers_after and not sequence.unseen:
@@ -380,6 +411,8 @@ class WorkerMachine:
         enters, takes or fills a block. A simulator may take them at one go (`fast_forward`)."""
         config = self.config
         if config.pipeline_stages > 1 or len(self._in_flight) < self._most_in_flight:
+            return 0
+        if self.drafting:
             return 0
         if self._unplanned or (len(self.planner.waiting) and not self.planner.settled):
             return 0

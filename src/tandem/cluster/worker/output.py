@@ -1,13 +1,36 @@
 """Output of a finished step: the tokens that were drawn, and the KV that another worker may read
-now."""
+now. A sequence whose drafts were kept has several tokens, one row each, in their order."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 
 from tandem.cluster.worker.block_pool import BlockPool
+from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.facts.request import FinishReason, TokenLogprobs
 from tandem.facts.steps import StepResult
 from tandem.messages.worker import EmitTokens, KvComputed, WorkerEffect
+
+
+def landed_rows(builder: PlanBuilder, result: StepResult) -> Iterator[tuple[Sequence, int, range]]:
+    """Row by row, the end of the tokens whose KV is sound, and which tokens of the result are the
+    row's: of the drafts those that are what was drawn, and the token behind them."""
+    drawn = 0
+    if not result.token_counts:
+        for (sequence, end_tokens, draws), drafted in zip(
+            builder.rows, builder.draft_counts, strict=True
+        ):
+            yield sequence, end_tokens - drafted, range(drawn, drawn + draws)
+            drawn += draws
+        return
+    counts = iter(result.token_counts)
+    for (sequence, end_tokens, draws), drafted in zip(
+        builder.rows, builder.draft_counts, strict=True
+    ):
+        count = next(counts) if draws else 0
+        kept = max(0, count - 1)
+        yield sequence, end_tokens - drafted + kept, range(drawn, drawn + count)
+        drawn += count
 
 
 class StepOutput:
@@ -20,17 +43,20 @@ class StepOutput:
         self.stopped: list[bool] = []
         self.logprobs: list[TokenLogprobs | None] = []
 
-    def take(self, sequence: Sequence, result: StepResult, token_index: int) -> bool:
-        """Give the sequence its token. Whether it ends with it."""
-        token = result.tokens[token_index]
-        reason, stopped = sequence.append(token)
-        self.sequences.append(sequence)
-        self.tokens.append(token)
-        self.reasons.append(reason)
-        self.stopped.append(stopped)
-        if result.logprobs:
-            self.logprobs.append(result.logprobs[token_index])
-        return reason is not None
+    def take(self, sequence: Sequence, result: StepResult, drawn: range) -> bool:
+        """Give the sequence its tokens, up to one that ends it. Whether one does."""
+        for token_index in drawn:
+            token = result.tokens[token_index]
+            reason, stopped = sequence.append(token)
+            self.sequences.append(sequence)
+            self.tokens.append(token)
+            self.reasons.append(reason)
+            self.stopped.append(stopped)
+            if result.logprobs:
+                self.logprobs.append(result.logprobs[token_index])
+            if reason is not None:
+                return True
+        return False
 
     def effects(self) -> list[WorkerEffect]:
         """One `EmitTokens`, or nothing when no token was taken."""

@@ -7,27 +7,22 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tandem.cluster.worker.sequence import Sequence
 from tandem.cluster.worker.step_tally import StepWork, work_of
-from tandem.facts.steps import Placement, StepPlan
-
-BlockNumbers = NDArray[np.int32]
-
+from tandem.facts.steps import NO_TOKENS, IntArray, Placement, StepPlan
 
 # After so many blocks nobody else is placed in a step: 64 sequences that share a context of 131k
 # tokens take a third of a second otherwise, in which no event is handled.
 PLACED_BLOCKS = 4096
 
-# What most steps add to block tables.
-_NONE: BlockNumbers = np.empty(0, np.int32)
-
 
 class PlanBuilder:
     """Grows a `StepPlan` row by row. `rows` remembers whose row is which: (sequence, end of its
-    computed tokens, whether it samples), `work` what they compute in all, once the plan is built.
-    `short_of_blocks`: blocks ran out on the way."""
+    computed tokens, whether it samples), `draft_counts` how many drafts stand at the end of each,
+    `proposals` how many it makes for the next step, `work` what they compute in all, once the plan
+    is built. `short_of_blocks`: blocks ran out on the way; `prompts`: some row has more than one
+    token that is no draft."""
 
     def __init__(self, step_id: int, budget_tokens: int) -> None:
         self.step_id = step_id
@@ -36,6 +31,10 @@ class PlanBuilder:
         self.budget_tokens = budget_tokens
         self.short_of_blocks = False
         self.rows: list[tuple[Sequence, int, bool]] = []
+        self.draft_counts: list[int] = []
+        self._draft_tokens: list[int] = []
+        self.proposals: list[int] = []
+        self.prompts = False
         self._placements: list[Placement] = []
         self._counts: list[int] = []
         self._placed_blocks = 0
@@ -48,6 +47,21 @@ class PlanBuilder:
     def may_place(self) -> bool:
         """Whether another sequence may enter its slot in this step."""
         return self._placed_blocks < PLACED_BLOCKS
+
+    @property
+    def tokens(self) -> int:
+        """Of all rows."""
+        return sum(self._counts)
+
+    @property
+    def longest_proposal(self) -> int:
+        """Of the drafts that it is to make for the next step."""
+        return max(self.proposals, default=0)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether what comes next is only known once its tokens are: it checks or makes drafts."""
+        return bool(self._draft_tokens) or self.longest_proposal > 0
 
     def planned_sequences(self) -> set[Sequence]:
         """The sequences that have a row so far."""
@@ -79,16 +93,30 @@ class PlanBuilder:
         self._table_blocks.append(block)
         residency.blocks.append(block)
 
-    def add_row(self, sequence: Sequence, chunk_tokens: int) -> None:
-        """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there."""
+    def add_row(
+        self,
+        sequence: Sequence,
+        chunk_tokens: int,
+        drafts: Ordered[int] = (),
+        proposed_tokens: int = 0,
+    ) -> None:
+        """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there; behind
+        them `drafts`, if they end where it draws. Then so many tokens are wanted as the next."""
         residency = sequence.residency
-        self._counts.append(chunk_tokens)
-        self.budget_tokens -= chunk_tokens
         residency.scheduled += chunk_tokens
         sequence.steps_in_flight += 1
         draws = sequence.draws_next
+        drafted = 0
         if draws:
             sequence.unseen += 1
+            drafted = len(drafts)
+            self._draft_tokens += drafts
+        residency.scheduled += drafted
+        self._counts.append(chunk_tokens + drafted)
+        self.budget_tokens -= chunk_tokens + drafted
+        self.draft_counts.append(drafted)
+        self.prompts = self.prompts or chunk_tokens > 1
+        self.proposals.append(proposed_tokens if draws else 0)
         self.rows.append((sequence, residency.scheduled, draws))
 
     def build(self, now_ns: int) -> StepPlan:
@@ -96,7 +124,9 @@ class PlanBuilder:
         rows, counts = self.rows, self._counts
         starts = [end - count for (_, end, _), count in zip(rows, counts, strict=True)]
         samples = [draws for _, _, draws in rows]
-        self.launched_ns, self.work = now_ns, work_of(starts, counts, sum(samples))
+        sampled_rows = sum(samples) + len(self._draft_tokens)
+        self.launched_ns, self.work = now_ns, work_of(starts, counts, sampled_rows)
+        drafts = bool(self._draft_tokens)
         return StepPlan(
             step_id=self.step_id,
             placements=tuple(self._placements),
@@ -104,14 +134,17 @@ class PlanBuilder:
             starts=np.array(starts, np.int32),
             counts=np.array(counts, np.int32),
             samples=np.array(samples, np.bool_),
-            table_slots=_block_numbers(self._table_slots),
-            table_indices=_block_numbers(self._table_indices),
-            table_blocks=_block_numbers(self._table_blocks),
+            table_slots=_numbers(self._table_slots),
+            table_indices=_numbers(self._table_indices),
+            table_blocks=_numbers(self._table_blocks),
+            draft_counts=_numbers(self.draft_counts if drafts else []),
+            draft_tokens=_numbers(self._draft_tokens),
+            proposals=_numbers(self.proposals if self.longest_proposal else []),
         )
 
 
-def _block_numbers(numbers: list[int]) -> BlockNumbers:
-    return np.array(numbers, np.int32) if numbers else _NONE
+def _numbers(numbers: list[int]) -> IntArray:
+    return np.array(numbers, np.int32) if numbers else NO_TOKENS
 
 
 def repeating_steps(

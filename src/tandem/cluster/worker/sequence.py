@@ -8,6 +8,7 @@ from typing import overload
 
 from msgspec import Struct
 
+from tandem.cluster.worker.draft_history import DraftRecord
 from tandem.facts.blocks import Chain, grown_chain
 from tandem.facts.kv import BlockName
 from tandem.facts.request import FinishReason, Request
@@ -106,11 +107,13 @@ class Sequence:
     known blocks.
     Steps are planned until `target_tokens` tokens are drawn or known; the answer ends at
     `limit_tokens`, which lies further only when another worker goes on (`transfers_after`). What
-    its client waits for next is due at `due_ns`.
+    its client waits for next is due at `due_ns`. The engine's guess at what follows is its
+    `proposal`; what came of earlier ones is in `drafts`.
     """
 
     __slots__ = (
         "chain",
+        "drafts",
         "due_ns",
         "has_sender",
         "import_tokens",
@@ -118,6 +121,7 @@ class Sequence:
         "limit_tokens",
         "phase",
         "prefix_hit",
+        "proposal",
         "rank",
         "request",
         "residency",
@@ -157,6 +161,8 @@ class Sequence:
         self.unseen = 0
         self.steps_in_flight = 0
         self.prefix_hit = PrefixHit()
+        self.proposal: tuple[int, ...] = ()
+        self.drafts = DraftRecord()
 
     @property
     def account(self) -> str:
@@ -175,6 +181,11 @@ class Sequence:
         """Whether nothing was computed, moved or drawn for it yet: refusing it wastes nothing."""
         never_ran = self.prefix_hit.cached_tokens < 0 and not self.import_tokens
         return never_ran and self.known_tokens == len(self.request.prompt_tokens)
+
+    @property
+    def draftable_tokens(self) -> int:
+        """Tokens that may be drafted behind those that are known and being drawn."""
+        return max(0, self.target_tokens - self.known_tokens - self.unseen - 1)
 
     @property
     def draws_next(self) -> bool:
@@ -228,6 +239,7 @@ class Sequence:
             self.prefix_hit.reached_tokens, self.residency.scheduled
         )
         self.residency = KvResidency()
+        self.proposal = ()
 
     def append(self, token: int) -> tuple[FinishReason | None, bool]:
         """Take a drawn token. Says whether the sequence ends, and whether this token stops it."""
@@ -243,5 +255,6 @@ class Sequence:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Take tokens that were drawn elsewhere."""
+        self.proposal = ()
         self.tokens.extend(tokens)
         self.known_tokens = len(self.tokens)

@@ -7,9 +7,11 @@ from collections.abc import Sequence as Ordered
 from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
+from tandem.cluster.worker.speculation import Drafting
 from tandem.cluster.worker.waiting import WaitingSequences
 from tandem.messages.worker import ImportBlocks
 from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.speculation import NO_DRAFTS, DraftChances
 
 
 class EntryCheck:
@@ -97,7 +99,8 @@ class EntryCheck:
 
 
 class StepPlanner:
-    """Plans steps over `sequences` and a queue of waiting sequences, which it owns."""
+    """Plans steps over `sequences` and a queue of waiting sequences, which it owns; with drafts as
+    `drafting` says, if at all."""
 
     def __init__(
         self,
@@ -105,11 +108,14 @@ class StepPlanner:
         batching: TokenBudgetBatching,
         prefix_caching: bool,
         pipeline_stages: int,
+        drafting: Drafting | None = None,
     ) -> None:
         self.sequences = sequences
         self.batching = batching
         self._entry_check = EntryCheck(sequences, batching, prefix_caching)
         self.pipeline_stages = pipeline_stages
+        self._drafting = drafting
+        self._draft_rule = NO_DRAFTS
         self.waiting = WaitingSequences()
         # Whether the last plan moved no block and let nobody in or out: the next finds no more.
         self.settled = False
@@ -135,6 +141,8 @@ class StepPlanner:
         decodes, prefills = self.batching.decodes_and_prefills(self.sequences.running)
         if self.pipeline_stages > 1:
             decodes = self._one_stage_full(decodes, free_steps)
+        if self._drafting:
+            self._draft_rule = self._drafting.rule([sequence.drafts for sequence in decodes])
         self._continue(builder, decodes)
         if prefills:
             self._admit_waiting(builder, prefills[0])
@@ -174,7 +182,7 @@ class StepPlanner:
         return ready[: min(fair_share, -(-len(ready) // free_stages))]
 
     def _continue(self, builder: PlanBuilder, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
+        for place, sequence in enumerate(sequences):
             if sequence.phase is not Phase.RUNNING:
                 continue
             residency = sequence.residency
@@ -190,7 +198,49 @@ class StepPlanner:
                 continue
             if not residency.placed:
                 builder.place(sequence)
-            builder.add_row(sequence, chunk_tokens)
+            drafts: Ordered[int] = ()
+            if sequence.proposal and chunk_tokens == sequence.pending_tokens:
+                drafts = self._drafts(builder, sequence, len(sequences) - place - 1)
+            self._add_row(builder, sequence, chunk_tokens, drafts)
+
+    def _add_row(
+        self,
+        builder: PlanBuilder,
+        sequence: Sequence,
+        chunk_tokens: int,
+        drafts: Ordered[int] = (),
+    ) -> None:
+        """A row that proposes drafts for the next step, as far as they pay."""
+        proposed_tokens = 0
+        if self._drafting and self._draft_rule.longest:
+            chances = self._drafting.chances(sequence.drafts)
+            # One token is drawn at least before any of these.
+            most = sequence.draftable_tokens - 1
+            proposed_tokens = max(0, min(most, self._draft_rule.tokens_for(chances)))
+        builder.add_row(sequence, chunk_tokens, drafts, proposed_tokens)
+
+    def _drafts(self, builder: PlanBuilder, sequence: Sequence, others: int) -> Ordered[int]:
+        """The drafts to check behind the last token of a sequence, which has its blocks: for them
+        nobody else is left out or gives way."""
+        assert self._drafting is not None
+        residency, pool = sequence.residency, self.sequences.pool
+        kept = self._drafting.chances(sequence.drafts).kept
+        wanted = self._draft_rule.tokens_for(DraftChances(kept))
+        spare_blocks = max(0, pool.free_blocks - others)
+        block_size, first = self.sequences.block_size, residency.scheduled + 1
+        count = min(
+            wanted,
+            len(sequence.proposal),
+            sequence.draftable_tokens,
+            builder.budget_tokens - 1 - others,
+            (len(residency.blocks) + spare_blocks) * block_size - first,
+        )
+        if count <= 0:
+            return ()
+        for _ in range(self.sequences.blocks_for(sequence, first + count)):
+            self.settled = False
+            builder.add_block(sequence, pool.allocate())
+        return sequence.proposal[:count]
 
     def _make_room(self, builder: PlanBuilder, sequence: Sequence, needed: int) -> bool:
         """Give a running sequence so many more blocks, preempting others if need be."""
@@ -258,7 +308,7 @@ class StepPlanner:
             self.sequences.blocks_for(sequence, sequence.residency.scheduled + chunk_tokens)
         ):
             builder.add_block(sequence, self.sequences.pool.allocate())
-        builder.add_row(sequence, chunk_tokens)
+        self._add_row(builder, sequence, chunk_tokens)
 
     def _start_import(self, sequence: Sequence) -> None:
         blocks = self.sequences.start_import(sequence, sequence.import_tokens)

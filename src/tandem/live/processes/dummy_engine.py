@@ -62,9 +62,11 @@ class DummyEngine:
             time.sleep(left_ns / NS_PER_S)
         return EndedStep(StepResult(plan.step_id, (self._token,) * len(drawing), logprobs))
 
-    def take_landed(self, step_id: int, tokens: tuple[int, ...]) -> None:
+    def take_landed(
+        self, step_id: int, tokens: tuple[int, ...], counts: tuple[int, ...] = ()
+    ) -> None:
         """Of another stage, of which there is none."""
-        raise AssertionError(f"step {step_id} drew {tokens} elsewhere")
+        raise AssertionError(f"step {step_id} drew {tokens} ({counts}) elsewhere")
 
 
 def shape_of(plan: StepPlan) -> StepShape:

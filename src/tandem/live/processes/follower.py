@@ -153,7 +153,7 @@ class Follower:
         self._engine.adopt_thread()
         for work in self._thread.work():
             if isinstance(work, TokensLanded):
-                self._engine.take_landed(work.step_id, work.tokens)
+                self._engine.take_landed(work.step_id, work.tokens, work.counts)
                 continue
             step = self._engine.launch(work)
             if self._draws:

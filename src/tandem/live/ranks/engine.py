@@ -16,8 +16,10 @@ from tandem.messages.ranks import TokensLanded
 class StageEngine(PlanRunner, Protocol):
     """An engine of one stage of several, as `engine.engine.Engine`."""
 
-    def take_landed(self, step_id: int, tokens: tuple[int, ...]) -> None:
-        """The tokens that the step drew elsewhere."""
+    def take_landed(
+        self, step_id: int, tokens: tuple[int, ...], counts: tuple[int, ...] = ()
+    ) -> None:
+        """The tokens that the step drew elsewhere, so many in each row (empty: one)."""
         ...
 
 
@@ -43,8 +45,10 @@ class MeetingEngine:
             self.meet()
         return step
 
-    def take_landed(self, step_id: int, tokens: tuple[int, ...]) -> None:
-        self.engine.take_landed(step_id, tokens)
+    def take_landed(
+        self, step_id: int, tokens: tuple[int, ...], counts: tuple[int, ...] = ()
+    ) -> None:
+        self.engine.take_landed(step_id, tokens, counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,9 @@ class PipelineThread:
                 self._ranks.send_to_ranks(work)
                 self._engine.launch(work)
             elif work.tokens:
-                self._engine.take_landed(work.step_id, work.tokens)
-                self._ranks.send_to_ranks(TokensLanded(work.step_id, work.tokens), self._earlier)
+                landed = TokensLanded(work.step_id, work.tokens, work.token_counts)
+                self._engine.take_landed(landed.step_id, landed.tokens, landed.counts)
+                self._ranks.send_to_ranks(landed, self._earlier)
 
     def _engine_failed(self, failure: Exception) -> None:
         assert self._loop is not None

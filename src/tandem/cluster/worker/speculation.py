@@ -1,0 +1,128 @@
+"""Speculation on one worker: which sequences get how many drafts, and what came of them."""
+
+from collections.abc import Sequence as Ordered
+from itertools import takewhile
+
+from msgspec import Struct
+
+from tandem.cluster.worker.draft_history import (
+    FIRST_KEPT,
+    PRIOR_TOKENS,
+    DecodeStepTimes,
+    DraftRecord,
+)
+from tandem.cluster.worker.plan_builder import PlanBuilder
+from tandem.cluster.worker.sequence import Phase
+from tandem.facts.steps import StepResult
+from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Speculation
+
+# The rule is made anew after so many steps, or with another number of sequences.
+RULE_STEPS = 8
+# What remains after each further step of what was seen of all drafts.
+TOTAL_FADES = 0.99
+
+
+_ANY = (DraftRecord(),)
+
+
+class DraftCounts(Struct):
+    """Since the start: rows that checked drafts, draft tokens that were checked and kept, in all
+    and by their place, and the rows that had none because drafts cost more than they bring."""
+
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_by_place: list[int]
+    declined: int
+
+
+class Drafting:
+    """Owns what was learnt; asked by the planner, told by the machine."""
+
+    def __init__(
+        self, speculation: Speculation, vocabulary_tokens: int, pipeline_stages: int
+    ) -> None:
+        self.speculation = speculation
+        self.counts = DraftCounts(0, 0, 0, [0] * speculation.most_tokens, 0)
+        self.times = DecodeStepTimes()
+        self._vocabulary_tokens = vocabulary_tokens
+        # The steps of a pipeline overlap.
+        self._overlap = pipeline_stages > 1
+        self._landed_ns = 0
+        self._all = DraftRecord()
+        self._rule = NO_DRAFTS
+        self._rule_rows = -1
+        self._rule_steps = 0
+
+    @property
+    def pays(self) -> bool:
+        """Whether the last decision was to draft."""
+        return self._rule.longest > 0
+
+    def rule(self, running: Ordered[DraftRecord]) -> DraftRule:
+        """For a step of these sequences; where it has none, for one that is to come."""
+        running = running or _ANY
+        self._rule_steps += 1
+        if len(running) != self._rule_rows or self._rule_steps >= RULE_STEPS:
+            self._rule_rows, self._rule_steps = len(running), 0
+            self._rule = self._decided(running)
+        if not self._rule.longest:
+            self.counts.declined += len(running)
+        return self._rule
+
+    def chances(self, record: DraftRecord) -> DraftChances:
+        """Of the sequence whose record this is."""
+        return record.chances(self._expected)
+
+    def step_landed(self, builder: PlanBuilder, result: StepResult, now_ns: int) -> None:
+        """The tokens of a step were taken: its sequences get what it proposes, and what became of
+        its drafts is remembered."""
+        began_ns = builder.launched_ns
+        if not self._overlap:
+            began_ns = max(began_ns, self._landed_ns)
+        self._landed_ns = now_ns
+        if not builder.prompts:
+            self.times.step_landed(builder.tokens, builder.longest_proposal, now_ns - began_ns)
+        self._all.fade(TOTAL_FADES)
+        counts, proposals = iter(result.token_counts), iter(result.proposals)
+        for (sequence, end_tokens, draws), drafted, wanted in zip(
+            builder.rows, builder.draft_counts, builder.proposals, strict=True
+        ):
+            if not draws:
+                continue
+            kept = next(counts, 1) - 1
+            proposal = self._sound(next(proposals, ()), wanted)
+            sequence.drafts.row_landed(drafted, kept, wanted, len(proposal))
+            if drafted:
+                self._count(drafted, kept)
+            if sequence.phase is Phase.RUNNING:
+                sequence.proposal = proposal
+                if drafted:
+                    # What was not kept is to be computed anew.
+                    sequence.residency.scheduled = end_tokens - drafted + kept
+
+    def _count(self, drafted: int, kept: int) -> None:
+        counts = self.counts
+        counts.drafts += 1
+        counts.draft_tokens += drafted
+        counts.accepted_tokens += kept
+        for place in range(kept):
+            counts.accepted_by_place[place] += 1
+        self._all.kept += kept
+        self._all.tried += kept + (kept < drafted)
+
+    def _sound(self, proposal: Ordered[int], wanted: int) -> tuple[int, ...]:
+        """As much of a proposal as can be drafted, whoever made it."""
+        known = range(self._vocabulary_tokens)
+        return tuple(takewhile(known.__contains__, proposal[:wanted]))
+
+    @property
+    def _expected(self) -> float:
+        """Of a sequence of which nothing is known."""
+        seen = self._all
+        return (seen.kept + PRIOR_TOKENS * FIRST_KEPT) / (seen.tried + PRIOR_TOKENS)
+
+    def _decided(self, running: Ordered[DraftRecord]) -> DraftRule:
+        if self.speculation.adaptive and not self.times.known:
+            return NO_DRAFTS
+        return self.speculation.rule([self.chances(each) for each in running], self.times)

@@ -1,0 +1,40 @@
+"""The port of proposers: who guesses the next tokens of sequences, for the next step to check.
+
+A wrong guess costs time and changes no answer, so a proposer may be as careless as it likes.
+Axes: D rows that draw, C hidden.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from tandem.facts.steps import IntArray, Placement
+
+# For each row.
+Proposals = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuations:
+    """Sequences in `slots` [D] of which the first `ends` tokens are known, the newest drawn just
+    now; at most `counts` tokens are wanted behind them. `hidden` [D, C] are the model's hidden
+    states, before its final norm, from which the newest token was drawn."""
+
+    slots: IntArray
+    ends: IntArray
+    counts: IntArray
+    hidden: Tensor
+
+
+class Proposer(Protocol):
+    """Called in the engine's thread, in the order of its steps."""
+
+    def sequences_placed(self, placements: Iterable[Placement]) -> None:
+        """Sequences take slots; what is known of others in these is out of date."""
+        ...
+
+    def propose(self, rows: Continuations) -> Proposals:
+        """A guess for each row, which may be empty."""
+        ...

@@ -1,0 +1,62 @@
+"""Medusa heads: small layers beside a model's own head, one for each further token.
+
+They are read as vLLM and the projects around Medusa write them: `blocks.{i}.layers.{j}` of one
+residual layer, without heads of their own (`original_lm_head`).
+Axes: R rows, C hidden.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.model import ModelSpec
+from tandem.models.checkpoint import SafetensorsWeights
+from tandem.models.directory import Fields
+from tandem.models.parameters import TensorPart
+
+MODEL_TYPE = "medusa"
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    """Head i guesses the token i + 1 places behind the one that the model itself draws: a weight
+    [C, C] and a bias [C] each."""
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor, ...]
+
+    def state(self, head: int, normed_RC: Tensor) -> Tensor:
+        """states_RC, for the model's own head, from its normed hidden states."""
+        layer_RC = functional.linear(normed_RC, self.weights[head], self.biases[head])
+        return normed_RC + functional.silu(layer_RC)
+
+
+def load_medusa(
+    directory: Path, config: Fields, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> MedusaHeads:
+    """The heads in a directory whose config.json is `config`, for a model of `spec`. Raises
+    `InvalidConfiguration` where they are of another kind or for another model."""
+    hidden = config.integer("hidden_size")
+    if hidden != spec.hidden_features:
+        raise InvalidConfiguration(
+            f"{directory}: heads for a model of {hidden} hidden features; this one has "
+            f"{spec.hidden_features}"
+        )
+    if config.integer("num_hidden_layers", 1) != 1 or not config.flag("original_lm_head", False):
+        raise InvalidConfiguration(
+            f"{directory}: expected heads of one layer that use the model's own output head "
+            "(num_hidden_layers 1, original_lm_head true)"
+        )
+    weights, biases = [], []
+    with SafetensorsWeights(directory) as checkpoint:
+        names = [f"blocks.{head}.layers.0" for head in range(config.integer("num_heads"))]
+        of_weights = [TensorPart(f"{name}.weight", (hidden, hidden)) for name in names]
+        of_biases = [TensorPart(f"{name}.bias", (hidden,)) for name in names]
+        checkpoint.check([*of_weights, *of_biases], frozenset())
+        weights = [checkpoint.read(part).to(device, dtype) for part in of_weights]
+        biases = [checkpoint.read(part).to(device, dtype) for part in of_biases]
+    return MedusaHeads(tuple(weights), tuple(biases))

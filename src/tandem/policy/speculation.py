@@ -1,0 +1,92 @@
+"""Speculation: how many tokens are drafted for each running sequence before the model is asked.
+
+A step that checks drafts draws the token in the place of each of them, and keeps a draft while it
+is what was drawn: so no answer depends on any of this, and what is decided here is speed alone. A
+draft token is worth the chance that it is kept, and costs what the step takes longer for it; the
+step as a whole should give the most tokens a second (goodput, as in SmartSpec, Liu et al. 2024).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Protocol
+
+# Drafts of one sequence: what is gained beyond is little, and each asks for room.
+MOST_DRAFT_TOKENS = 16
+# A draft that is all but certain is still not drafted for ever.
+SUREST = 0.999
+
+
+class StepTimes(Protocol):
+    """How long a step of decodes takes."""
+
+    def step_ns(self, tokens: int, drafted: int) -> float:
+        """With so many tokens in all, at whose end the longest draft for the next step is of
+        `drafted` tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChances:
+    """Of one sequence: how often a draft token is kept when all before it were (`kept`), and how
+    often there is one where one is wanted (`offered`)."""
+
+    kept: float
+    offered: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRule:
+    """A sequence gets drafts as long as the last of them is kept with a chance of `least_chance`,
+    and at most `longest`."""
+
+    longest: int
+    least_chance: float = 0.0
+
+    def tokens_for(self, chances: DraftChances) -> int:
+        """How many tokens to draft for such a sequence."""
+        if not self.longest or chances.offered * chances.kept < self.least_chance:
+            return 0
+        if self.least_chance <= 0.0:
+            return self.longest
+        kept = min(chances.kept, SUREST)
+        return min(self.longest, int(log(self.least_chance / chances.offered) / log(kept) + 1e-9))
+
+
+NO_DRAFTS = DraftRule(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """At most `most_tokens` drafts a sequence and step; where not `adaptive`, always as many.
+    Raises `ValueError` for a number that is out of range."""
+
+    most_tokens: int = 4
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.most_tokens <= MOST_DRAFT_TOKENS:
+            raise ValueError(f"must be 1 to {MOST_DRAFT_TOKENS}, got {self.most_tokens}")
+
+    def rule(self, running: Sequence[DraftChances], times: StepTimes) -> DraftRule:
+        """By which the tokens a second of these sequences are the most."""
+        if not self.adaptive:
+            return DraftRule(self.most_tokens)
+        rows = len(running)
+        best, best_rate = NO_DRAFTS, rows / times.step_ns(rows, 0)
+        for longest in range(1, self.most_tokens + 1):
+            chances = sorted(
+                (
+                    each.offered * each.kept**place
+                    for each in running
+                    for place in range(1, longest + 1)
+                ),
+                reverse=True,
+            )
+            expected = float(rows)
+            for count, chance in enumerate(chances, 1):
+                expected += chance
+                rate = expected / times.step_ns(rows + count, longest)
+                if rate > best_rate:
+                    best, best_rate = DraftRule(longest, chance), rate
+        return best

@@ -1,0 +1,69 @@
+"""Proposers for engines under test: the real ones, and one that guesses as badly as can be."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from tandem.engine.proposers.contract import Continuations, Proposals
+from tandem.engine.proposers.draft_model import DraftModelProposer, scratch_blocks
+from tandem.engine.proposers.medusa import MedusaProposer
+from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
+from tandem.engine.slots import Slots
+from tandem.facts.steps import Placement
+from tandem.models.decoder import Decoder
+from tandem.models.medusa import MedusaHeads
+from tests.models.paging import poisoned_store
+
+KINDS = ("hostile", "ngram", "draft", "medusa")
+
+
+class HostileProposer:
+    """Wrong, too long, out of the vocabulary, or nothing; now and then right by chance."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._random = np.random.default_rng(5)
+        self._vocabulary = vocabulary
+
+    def sequences_placed(self, placements: Iterable[Placement]) -> None:
+        pass
+
+    def propose(self, rows: Continuations) -> Proposals:
+        proposals = []
+        for count in rows.counts.tolist():
+            length = int(self._random.integers(0, count + 4))
+            tokens = self._random.integers(0, self._vocabulary, length).tolist()
+            if length and self._random.integers(0, 4) == 0:
+                tokens[-1] = int(self._random.choice([-1, self._vocabulary, 2**40]))
+            proposals.append(tuple(tokens))
+        return tuple(proposals)
+
+
+def medusa_heads(decoder: Decoder, count: int = 3) -> MedusaHeads:
+    """Random ones."""
+    hidden = decoder.spec.hidden_features
+    generator = torch.Generator().manual_seed(1)
+    dtype = decoder.weights.compute
+    return MedusaHeads(
+        tuple(torch.randn(hidden, hidden, generator=generator).to(dtype) for _ in range(count)),
+        tuple(torch.randn(hidden, generator=generator).to(dtype) for _ in range(count)),
+    )
+
+
+def proposer_of(kind: str, draft: Decoder, blocks: int, dtype: str):
+    """`make_proposer` of an engine over so many blocks; `draft` drafts for itself or another."""
+
+    def make(decoder: Decoder, slots: Slots):
+        match kind:
+            case "ngram":
+                return NgramProposer(slots, NgramSizes(1, 3))
+            case "medusa":
+                return MedusaProposer(decoder, slots, medusa_heads(decoder))
+            case "draft":
+                block_size = slots.shape.block_size
+                own_blocks = blocks + scratch_blocks(block_size) * slots.shape.slots
+                store = poisoned_store(draft, own_blocks, dtype, block_size)
+                return DraftModelProposer(draft, store, slots)
+        return HostileProposer(decoder.spec.vocabulary_tokens)
+
+    return make

@@ -1,0 +1,139 @@
+"""Speculation with real proposers: answers are those of the plain engine, and drafts are kept as
+often as they should be."""
+
+import numpy as np
+import pytest
+
+from tandem.engine.proposers.draft_model import BlockContents
+from tandem.engine.proposers.ngram import NgramSizes, continuation
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.policy.speculation import Speculation
+from tests.engine.test_engine_laws import DECODERS, EXACT
+from tests.engine.tiny import Bench, Shape, naive_answer
+
+PROMPT = tuple(range(1, 20))
+
+
+def speculating(proposer: str, **shape) -> Bench:
+    decoder = DECODERS[id(EXACT)][None]
+    wanted = {"speculation": Speculation(4, adaptive=False), "proposer": proposer} | shape
+    return Bench(decoder, EXACT, Shape(**wanted))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 4},
+        {"temperature": 1.3, "top_p": 0.8, "seed": 9},
+    ],
+    ids=str,
+)
+def test_the_model_itself_drafts_what_it_draws(sampling):
+    """With the same noise, so that also sampled drafts are all kept."""
+    bench = speculating("draft", block_size=4)
+    request = Request("a", PROMPT, SamplingParameters(max_tokens=21, **sampling))
+    bench.ask(request)
+    bench.drain()
+    assert bench.answers["a"] == naive_answer(bench.engine.decoder, EXACT, request).tokens
+    counts = bench.machine.drafting.counts
+    assert counts.accepted_tokens == counts.draft_tokens
+    # The first token comes from the prompt's step; then five by five.
+    assert bench.steps == 1 + 4
+    assert counts.accepted_by_place == [4, 4, 4, 4]
+
+
+def test_what_a_draft_model_computed_serves_whoever_shares_the_blocks():
+    bench = speculating("draft", block_size=4)
+    sampling = SamplingParameters(max_tokens=6)
+    bench.ask(Request("first", PROMPT, sampling))
+    bench.drain()
+    drafting = bench.engine._proposer
+    seen = []
+    logits = drafting._logits
+    drafting._logits = lambda tokens, *rest: seen.append(len(tokens)) or logits(tokens, *rest)
+    bench.ask(Request("second", PROMPT, sampling))
+    bench.drain()
+    assert bench.answers["first"] == bench.answers["second"]
+    # Four blocks of the prompt are known to it; its rest and the first token are computed.
+    assert seen[0] == len(PROMPT) + 1 - 16
+
+
+def test_a_repeating_answer_is_drafted_from_itself():
+    bench = speculating("ngram")
+    request = Request("a", (5, 6, 7, 8) * 4, SamplingParameters(max_tokens=24, temperature=0.0))
+    bench.ask(request)
+    bench.drain()
+    assert bench.answers["a"] == naive_answer(bench.engine.decoder, EXACT, request).tokens
+    assert bench.machine.drafting.counts.drafts > 0
+
+
+def test_hopeless_drafts_cost_no_answer_and_stop():
+    decoder = DECODERS[id(EXACT)][None]
+    shape = Shape(speculation=Speculation(4), proposer="hostile", max_sequences=2)
+    bench = Bench(decoder, EXACT, shape)
+    request = Request("a", PROMPT, SamplingParameters(max_tokens=28))
+    bench.ask(request)
+    bench.drain()
+    assert bench.answers["a"] == naive_answer(decoder, EXACT, request).tokens
+    counts = bench.machine.drafting.counts
+    assert counts.declined > 0
+    assert counts.drafts < 28
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "found"),
+    [
+        ((1, 2, 3, 9, 1, 2), 3, (3, 9, 1)),
+        ((1, 2, 3, 1, 2, 4, 1, 2), 2, (4, 1)),
+        # The longest end decides, not the newest place.
+        ((7, 1, 2, 3, 8, 1, 2, 5, 7, 1, 2), 2, (3, 8)),
+        ((4, 4, 4), 4, (4, 4, 4, 4)),
+        ((1, 2, 1, 2, 1, 2), 5, (1, 2, 1, 2, 1)),
+        ((1, 2, 3, 4), 3, ()),
+        ((1, 5, 2, 5), 3, ()),
+        ((1, 2), 3, ()),
+        ((1, 2, 3, 1, 2), 0, ()),
+    ],
+)
+def test_prompt_lookup(tokens, count, found):
+    assert continuation(np.array(tokens, np.int32), count, NgramSizes(2, 3)) == found
+
+
+def test_prompt_lookup_is_the_naive_search():
+    """Drawn texts of few tokens, beside a search by comparing slices."""
+    draw = np.random.default_rng(3)
+    for _ in range(300):
+        tokens = draw.integers(0, 3, draw.integers(1, 30)).astype(np.int32)
+        listed = tokens.tolist()
+        expected = ()
+        for size in (4, 3, 2):
+            end = listed[-size:]
+            places = [at for at in range(len(listed) - size) if listed[at : at + size] == end]
+            if len(end) == size and places:
+                follows = places[-1] + size
+                whole = list(listed)
+                while len(whole) < follows + 5:
+                    whole.append(whole[len(whole) - (len(listed) - follows)])
+                expected = tuple(whole[follows : follows + 5])
+                break
+        assert continuation(tokens, 5, NgramSizes(2, 4)) == expected
+
+
+def test_blocks_are_known_by_all_tokens_up_to_their_end():
+    contents = BlockContents(blocks=8, context_tokens=32, block_size=4)
+    tokens, blocks = np.arange(11, dtype=np.int32), np.array([3, 5, 1], np.int32)
+    contents.computed(tokens, blocks)
+    assert contents.held_tokens(tokens, blocks) == 8
+    assert contents.held_tokens(np.append(tokens, 3)[:8], np.array([3, 5], np.int32)) == 8
+    changed = tokens.copy()
+    changed[1] = 9
+    assert contents.held_tokens(changed, blocks) == 0
+    changed = tokens.copy()
+    changed[6] = 9
+    assert contents.held_tokens(changed, blocks) == 4
+    # The same tokens elsewhere in the sequence are other content.
+    assert contents.held_tokens(tokens[4:8], np.array([5], np.int32)) == 0
+    contents.computed(changed, np.array([3, 2, 7], np.int32))
+    assert contents.held_tokens(tokens, blocks) == 8
