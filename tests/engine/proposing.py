@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 from tandem.engine.proposers.contract import Continuations, Proposals
-from tandem.engine.proposers.draft_model import DraftModelProposer, scratch_blocks
+from tandem.engine.proposers.draft_model import DraftModelProposer
 from tandem.engine.proposers.medusa import MedusaProposer
 from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement
 from tandem.models.decoder import Decoder
 from tandem.models.medusa import MedusaHeads
+from tandem.policy.speculation import scratch_blocks
 from tests.models.paging import poisoned_store
 
 KINDS = ("hostile", "ngram", "draft", "medusa")

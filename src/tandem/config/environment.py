@@ -14,6 +14,8 @@ from tandem.facts.errors import InvalidConfiguration
 BUNDLED = Path(tandem.__file__).parent / "bundled"
 BUNDLED_MODEL = BUNDLED / "tandem-mini"
 BUNDLED_DRAFT = BUNDLED / "tandem-mini-draft"
+BUNDLED_MEDUSA = BUNDLED / "tandem-mini-medusa"
+BUNDLED_EAGLE = BUNDLED / "tandem-mini-eagle"
 # As version 1 of control groups writes it.
 _NO_LIMIT = (1 << 63) - 1
 
@@ -175,6 +177,13 @@ def _numbers(file: Path) -> list[int]:
     except OSError:
         return []
     return [int(word) for word in words] if all(word.isdigit() for word in words) else []
+
+
+def bundled_directory(name: str) -> Path | None:
+    """Of what is bundled under this name, unless a directory of that name is at hand."""
+    bundled = (BUNDLED_MODEL, BUNDLED_DRAFT, BUNDLED_MEDUSA, BUNDLED_EAGLE)
+    found = {each.name: each for each in bundled}.get(name)
+    return None if found is None or Path(name).is_dir() else found
 
 
 def tokens_directory(directory: Path, load_format: str) -> Path:

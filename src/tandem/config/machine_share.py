@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tandem.config.cluster.file import Cluster, worker_names
-from tandem.config.cluster.live import gateway_options, on_cpu, pool_place, worker_options
+from tandem.config.cluster.live import on_cpu, pool_place, worker_options
 from tandem.config.cluster.tiers import memory_bytes, pool_nodes
 from tandem.config.cluster.workers import PoolConfig
 from tandem.config.environment import MachineFacts, host_facts
@@ -129,10 +129,10 @@ class MachineShare:
     @cached_property
     def models(self) -> Mapping[str, ModelFacts]:
         """By pool. Raises `InvalidConfiguration`."""
-        load_format = gateway_options(self.cluster, ()).load_format
-        folders = {pool.name: self._folder(pool) for pool in self.cluster.pools}
-        facts = {each: model_facts(each, load_format) for each in dict.fromkeys(folders.values())}
-        return {name: facts[folder] for name, folder in folders.items()}
+        return {
+            pool.name: model_facts(self._folder(pool), worker_options(self.cluster, pool))
+            for pool in self.cluster.pools
+        }
 
     def worker_options(self, pool: PoolConfig) -> ServeOptions:
         """The options of a worker of the pool, with its part of what all of them share: threads and
@@ -268,6 +268,7 @@ def need_beside_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -
     return processes + MemoryNeed(
         weight_bytes(model.spec, model.shapes, ranks, storage=storage, compute_bytes=4),
         working_bytes(options, model.spec, context_tokens) * len(ranks),
+        other=model.drafts.other_bytes(options, is_cpu=True) * pool.tensor_parallel,
     )
 
 
@@ -285,10 +286,12 @@ def need_beside_all_kv(cluster: Cluster, models: Mapping[str, ModelFacts]) -> Me
 def worker_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -> tuple[KvSizes, int]:
     """The sizes of a worker whose options name its `kv_cache_memory`, and the bytes that the KV
     takes. Raises `InvalidConfiguration`."""
-    layout = layout_of(model.spec, options, is_cpu=on_cpu(pool))
+    is_cpu = on_cpu(pool)
+    block_bytes = layout_of(model.spec, options, is_cpu=is_cpu).block_bytes
+    block_bytes += model.drafts.block_bytes(options, is_cpu=is_cpu)
     pool_bytes = parse_bytes(options.kv_cache_memory, "kv-cache-memory")
-    sizes = kv_sizes(options, model.spec, layout.block_bytes, pool_bytes)
-    return sizes, sizes.blocks * layout.block_bytes
+    sizes = kv_sizes(options, model.spec, block_bytes, pool_bytes)
+    return sizes, sizes.blocks * block_bytes
 
 
 def refused_together(

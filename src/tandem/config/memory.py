@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.config.options import LoadFormat, ServeOptions
+from tandem.config.options import ServeOptions
+from tandem.config.speculation import NO_DRAFT_MEMORY, DraftMemory, draft_source
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.facts.units import GIB, MIB, size_text
 from tandem.models.configuration import read_model_spec
 from tandem.models.footprint import WeightBytes, header_shapes
+from tandem.policy.speculation import MOST_STEP_DRAFTS
 
 # Python, torch and the libraries of a process that runs a model, and of one that only serves it:
 # what is not shared with other processes, measured and rounded up.
@@ -29,16 +31,18 @@ GPU_WORKING_BYTES = 2 * GIB
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The model to be served: what config.json says, and the `shapes` of the tensors in its files,
-    by name; empty where weights are made up."""
+    by name; empty where weights are made up. What drafts for it is in `drafts`."""
 
     spec: ModelSpec
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    drafts: DraftMemory = NO_DRAFT_MEMORY
 
 
-def model_facts(directory: Path, load_format: LoadFormat) -> ModelFacts:
+def model_facts(directory: Path, options: ServeOptions) -> ModelFacts:
     """Of the checkpoint that lies there. Raises `InvalidConfiguration`."""
-    shapes = {} if load_format == "dummy" else header_shapes(directory)
-    return ModelFacts(read_model_spec(directory), shapes)
+    shapes = {} if options.load_format == "dummy" else header_shapes(directory)
+    source = draft_source(options, directory)
+    return ModelFacts(read_model_spec(directory), shapes, DraftMemory(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ def working_bytes(options: ServeOptions, spec: ModelSpec, context_tokens: int) -
     """Of one rank: the activations of the largest step, its logits and what sampling makes of
     them, the tokens and block tables of all slots, and the rotary table."""
     features = 8 * spec.hidden_features + 3 * spec.feed_forward_features
-    logits = 3 * options.max_num_seqs * spec.vocabulary_tokens
+    drafts = MOST_STEP_DRAFTS if options.speculation != "none" else 0
+    logits = 3 * (options.max_num_seqs + drafts) * spec.vocabulary_tokens
     slots = options.max_num_seqs * (context_tokens + -(-context_tokens // options.block_size))
     rotary = context_tokens * spec.rope.rotary_dim(spec.attention.head_dim)
     return 4 * (options.max_num_batched_tokens * features + logits + slots + rotary)

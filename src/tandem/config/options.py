@@ -22,6 +22,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["none", "int8"]
+Proposers = Literal["none", "ngram", "draft", "medusa", "eagle"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -100,6 +101,35 @@ class ServeOptions(
     enable_prefix_caching: Annotated[
         bool, _doc("Reuse the KV of prompts that begin alike.", "Switches")
     ] = True
+
+    speculation: Annotated[
+        Proposers,
+        _doc(
+            "Who drafts tokens for the model to check, which changes no answer: ngram (what was "
+            "said before), draft (a smaller model), medusa or eagle (heads).",
+            "Speculation",
+        ),
+    ] = "none"
+    speculation_model: Annotated[
+        str,
+        _doc(
+            "The draft model or the heads: a directory or a name. The bundled model has its own.",
+            "Speculation",
+        ),
+    ] = ""
+    speculation_tokens: Annotated[
+        int,
+        _doc("Draft tokens of a sequence and step at most.", "Speculation", ge=1, le=16),
+    ] = 4
+    speculation_adaptive: Annotated[
+        bool, _doc("Draft as far as it pays; else always as far as it may.", "Switches")
+    ] = True
+    prompt_lookup_min: Annotated[
+        int, _doc("ngram: tokens that must be the same at least.", "Speculation", ge=1, le=64)
+    ] = 2
+    prompt_lookup_max: Annotated[
+        int, _doc("ngram: tokens that are compared at most.", "Speculation", ge=1, le=64)
+    ] = 4
 
     cascade_model: Annotated[
         str,

@@ -19,6 +19,7 @@ from tandem.config.memory import (
     working_bytes,
 )
 from tandem.config.options import ServeOptions, parse_bytes
+from tandem.config.speculation import speculation_of
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
@@ -86,11 +87,12 @@ def memory_shares(
     for options, model in models:
         device, spec = _device(options, machine), model.spec
         storage = cast(Storage, storage_of(options, spec, is_cpu=device.type == "cpu"))
-        layout = layout_of(spec, options, is_cpu=device.type == "cpu")
+        on_cpu = device.type == "cpu"
+        layout = layout_of(spec, options, is_cpu=on_cpu)
         longest_tokens = options.max_model_len or spec.context_tokens
         need = _need(options, model, device, storage, (WHOLE,))
         need = replace(need, working=working_bytes(options, spec, longest_tokens))
-        block_bytes.append(layout.block_bytes)
+        block_bytes.append(layout.block_bytes + model.drafts.block_bytes(options, is_cpu=on_cpu))
         beside_kv_bytes.append(need.without_kv)
     return tuple(
         MemoryShare(block / sum(block_bytes), sum(beside_kv_bytes) - own)
@@ -120,7 +122,8 @@ def resolve(
     device = _device(options, machine)
     storage = cast(Storage, storage_of(options, spec, is_cpu=device.type == "cpu"))
     layout = layout_of(spec, options, is_cpu=device.type == "cpu")
-    need = replace(_need(options, model, device, storage, ranks), other=share.other_bytes)
+    need = _need(options, model, device, storage, ranks)
+    need = replace(need, other=need.other + share.other_bytes)
     free_bytes = _free_bytes(options, device, machine)
     what = f"{spec.parameters / 1e6:,.0f}M parameters in {storage}"
     # Before the KV cache is looked at: it is not to blame for a model that does not fit.
@@ -132,11 +135,13 @@ def resolve(
     longest_tokens = options.max_model_len or spec.context_tokens
     longest = replace(need, working=working_bytes(options, spec, longest_tokens) * len(ranks))
     pool_bytes = int(share.kv * _pool_bytes(options, longest, device, free_bytes))
-    sizes = kv_sizes(options, spec, layout.block_bytes, pool_bytes, share.kv)
+    # A draft model's KV lies in as many blocks as the model's.
+    block_bytes = layout.block_bytes + model.drafts.block_bytes(options, is_cpu=on_cpu)
+    sizes = kv_sizes(options, spec, block_bytes, pool_bytes, share.kv)
     context_tokens = sizes.context_tokens
     working = working_bytes(options, spec, context_tokens) * len(ranks)
     # The KV of other models grows with this one's.
-    kv_bytes = int(sizes.blocks * layout.block_bytes / share.kv)
+    kv_bytes = int(sizes.blocks * block_bytes / share.kv)
     need = replace(need, kv=kv_bytes * bool(ranks), working=working)
     if problem := refused_memory(need, free_bytes, what=what):
         raise InvalidConfiguration(problem)
@@ -154,6 +159,7 @@ def resolve(
         steps_in_flight=options.steps_in_flight,
         prefix_caching=options.enable_prefix_caching,
         max_waiting=options.max_num_queued_reqs,
+        speculation=speculation_of(options),
     )
     slots = SlotShape(options.max_num_seqs, context_tokens, options.block_size)
     threads = options.threads or machine.cores
@@ -190,7 +196,9 @@ def _need(
     weights = weight_bytes(
         model.spec, model.shapes, ranks, storage=storage, compute_bytes=compute_bytes
     )
-    return MemoryNeed(weights, working_bytes(options, model.spec, 0) * len(ranks))
+    drafts = model.drafts.other_bytes(options, is_cpu=device.type == "cpu")
+    working = working_bytes(options, model.spec, 0) * len(ranks)
+    return MemoryNeed(weights, working, other=drafts if ranks else 0)
 
 
 def _free_bytes(options: ServeOptions, device: torch.device, machine: MachineFacts) -> int:

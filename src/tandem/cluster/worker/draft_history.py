@@ -12,13 +12,18 @@ from tandem.policy.speculation import DraftChances
 FIRST_KEPT, FIRST_OFFERED = 0.7, 0.8
 PRIOR_TOKENS = 2.0
 # What remains of an observation after each further step.
-CHANCE_FADES, OFFER_FADES = 0.97, 0.9
-TIME_FADES = 0.9
-# Sizes of steps whose times are kept, for so many steps.
+CHANCE_FADES, OFFER_FADES, TOTAL_FADES = 0.97, 0.9, 0.99
+# How far a time follows the newest: a step that took longer may just have been disturbed.
+SHORTER_FOLLOWS, LONGER_FOLLOWS = 0.3, 0.03
+# Sizes of steps whose times are kept; how much each counts at most, what remains of that with each
+# step of another size, and what the plane through all counts.
 MOST_SIZES = 96
-SIZE_STEPS = 512
+MOST_SEEN = 32.0
+SIZE_FADES = 0.99
+PLANE_WEIGHT = 2.0
 # Before anything was measured: what a token and a draft token add to a step, as shares of it.
 TOKEN_SHARE, DRAFT_SHARE = 0.02, 0.02
+GUESS_WEIGHT = 4.0
 
 
 class DraftRecord(Struct):
@@ -30,36 +35,55 @@ class DraftRecord(Struct):
     offered: float = 0.0
     wanted: float = 0.0
 
-    def fade(self, remains: float) -> None:
-        """What was seen of drafts counts less from now on."""
-        self.kept *= remains
-        self.tried *= remains
 
-    def row_landed(self, drafted: int, kept: int, wanted: int, offered: int) -> None:
-        """A step checked so many drafts and proposed others."""
-        self.kept = self.kept * CHANCE_FADES + kept
-        self.tried = self.tried * CHANCE_FADES + kept + (kept < drafted)
-        self.wanted = self.wanted * OFFER_FADES + wanted
-        self.offered = self.offered * OFFER_FADES + offered
+class DraftHistory:
+    """Owns what was learnt of all sequences; the record of each is with the sequence."""
 
-    def chances(self, expected: float) -> DraftChances:
-        """By what was seen of it and what is `expected` of any."""
+    def __init__(self) -> None:
+        self.times = DecodeStepTimes()
+        self._all = DraftRecord()
+
+    def row_landed(
+        self, record: DraftRecord, drafted: int, kept: int, wanted: int, offered: int
+    ) -> None:
+        """A step checked so many drafts of a sequence, and proposed others."""
+        tried = kept + (kept < drafted)
+        record.kept = record.kept * CHANCE_FADES + kept
+        record.tried = record.tried * CHANCE_FADES + tried
+        record.wanted = record.wanted * OFFER_FADES + wanted
+        record.offered = record.offered * OFFER_FADES + offered
+        self._all.kept += kept
+        self._all.tried += tried
+
+    def step_landed(self) -> None:
+        """After the rows of a step."""
+        self._all.kept *= TOTAL_FADES
+        self._all.tried *= TOTAL_FADES
+
+    def chances(self, record: DraftRecord) -> DraftChances:
+        """Of a sequence, by what was seen of it and, as long as that is little, of all."""
+        seen = self._all
+        expected = (seen.kept + PRIOR_TOKENS * FIRST_KEPT) / (seen.tried + PRIOR_TOKENS)
         return DraftChances(
-            (self.kept + PRIOR_TOKENS * expected) / (self.tried + PRIOR_TOKENS),
-            (self.offered + FIRST_OFFERED * PRIOR_TOKENS) / (self.wanted + PRIOR_TOKENS),
+            (record.kept + PRIOR_TOKENS * expected) / (record.tried + PRIOR_TOKENS),
+            (record.offered + FIRST_OFFERED * PRIOR_TOKENS) / (record.wanted + PRIOR_TOKENS),
         )
 
 
 class _Size(Struct):
-    """Steps of one size: how long they take, fading, and when there was the last."""
+    """Steps of one size: how long they take, how many were seen (fading), and when the last."""
 
     took_ns: float
+    seen: float
     at_step: int
 
 
 class DecodeStepTimes:
     """Nanoseconds of steps without prompts, by their tokens and the longest draft that they made.
-    What was not measured lies on a plane through what was."""
+    What was seldom measured, or long ago, is held to a plane through all that was.
+
+    A machine that others use makes steps longer, never shorter: so what is short counts for more.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, int], _Size] = {}
@@ -79,40 +103,45 @@ class DecodeStepTimes:
         if size is None:
             if len(self._sizes) == MOST_SIZES:
                 del self._sizes[min(self._sizes, key=lambda key: self._sizes[key].at_step)]
-            self._sizes[tokens, drafted] = _Size(took_ns, self._steps)
+            self._sizes[tokens, drafted] = _Size(took_ns, 1.0, self._steps)
             return
-        # One slow step among many is the machine's, not the size's.
-        took_ns = min(took_ns, 2 * size.took_ns)
-        size.took_ns += (1 - TIME_FADES) * (took_ns - size.took_ns)
+        follows = SHORTER_FOLLOWS if took_ns < size.took_ns else LONGER_FOLLOWS
+        size.took_ns += follows * (min(took_ns, 2 * size.took_ns) - size.took_ns)
+        size.seen = min(MOST_SEEN, self._weight(size) + 1.0)
         size.at_step = self._steps
 
     def step_ns(self, tokens: int, drafted: int) -> float:
         """See `StepTimes`. Some step was measured before."""
-        size = self._sizes.get((tokens, drafted))
-        if size is not None and self._steps - size.at_step < SIZE_STEPS:
-            return size.took_ns
         if self._plane is None:
             self._plane = self._fitted()
         base, per_token, per_draft = self._plane
-        return base + per_token * tokens + per_draft * drafted
+        expected_ns = base + per_token * tokens + per_draft * drafted
+        size = self._sizes.get((tokens, drafted))
+        if size is None:
+            return expected_ns
+        weight = self._weight(size)
+        return (weight * size.took_ns + PLANE_WEIGHT * expected_ns) / (weight + PLANE_WEIGHT)
+
+    def _weight(self, size: _Size) -> float:
+        return float(size.seen * SIZE_FADES ** (self._steps - size.at_step))
 
     def _fitted(self) -> tuple[float, float, float]:
-        """Least squares over the sizes that were seen lately, held to the first guess where they do
-        not say; nothing gets faster by doing more."""
-        sizes = self._sizes.items()
-        middle = sum(size.took_ns for _, size in sizes) / len(sizes)
-        mean_tokens = sum(tokens for (tokens, _), _ in sizes) / len(sizes)
-        mean_drafted = sum(drafted for (_, drafted), _ in sizes) / len(sizes)
+        """Least squares over the sizes that were seen, each as often as it was, held to the first
+        guess where they do not say; nothing gets faster by doing more."""
+        weighted = [(self._weight(size), *key, size.took_ns) for key, size in self._sizes.items()]
+        total = sum(weight for weight, *_ in weighted)
+        middle = sum(weight * took for weight, _, _, took in weighted) / total
+        mean_tokens = sum(weight * tokens for weight, tokens, _, _ in weighted) / total
+        mean_drafted = sum(weight * drafted for weight, _, drafted, _ in weighted) / total
         guess_token, guess_draft = TOKEN_SHARE * middle, DRAFT_SHARE * middle
         # Normal equations of what deviates from the guess, with a ridge.
-        tt = td = dd = 1e-9
+        tt, td, dd = GUESS_WEIGHT, 0.0, GUESS_WEIGHT
         ts = ds = 0.0
-        for (tokens, drafted), size in sizes:
+        for weight, tokens, drafted, took_ns in weighted:
             x, y = tokens - mean_tokens, drafted - mean_drafted
-            rest = size.took_ns - middle - guess_token * x - guess_draft * y
-            tt, td, dd = tt + x * x, td + x * y, dd + y * y
+            rest = weight * (took_ns - middle - guess_token * x - guess_draft * y)
+            tt, td, dd = tt + weight * x * x, td + weight * x * y, dd + weight * y * y
             ts, ds = ts + x * rest, ds + y * rest
-        tt, dd = tt + 1.0, dd + 1.0
         divisor = tt * dd - td * td
         per_token = max(0.0, guess_token + (ts * dd - ds * td) / divisor)
         per_draft = max(0.0, guess_draft + (ds * tt - ts * td) / divisor)

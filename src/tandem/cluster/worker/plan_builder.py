@@ -54,6 +54,11 @@ class PlanBuilder:
         return sum(self._counts)
 
     @property
+    def drafted_tokens(self) -> int:
+        """The drafts of all rows so far."""
+        return len(self._draft_tokens)
+
+    @property
     def longest_proposal(self) -> int:
         """Of the drafts that it is to make for the next step."""
         return max(self.proposals, default=0)

@@ -5,12 +5,7 @@ from itertools import takewhile
 
 from msgspec import Struct
 
-from tandem.cluster.worker.draft_history import (
-    FIRST_KEPT,
-    PRIOR_TOKENS,
-    DecodeStepTimes,
-    DraftRecord,
-)
+from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
 from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase
 from tandem.facts.steps import StepResult
@@ -18,8 +13,6 @@ from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Specul
 
 # The rule is made anew after so many steps, or with another number of sequences.
 RULE_STEPS = 8
-# What remains after each further step of what was seen of all drafts.
-TOTAL_FADES = 0.99
 
 
 _ANY = (DraftRecord(),)
@@ -44,12 +37,11 @@ class Drafting:
     ) -> None:
         self.speculation = speculation
         self.counts = DraftCounts(0, 0, 0, [0] * speculation.most_tokens, 0)
-        self.times = DecodeStepTimes()
         self._vocabulary_tokens = vocabulary_tokens
         # The steps of a pipeline overlap.
         self._overlap = pipeline_stages > 1
         self._landed_ns = 0
-        self._all = DraftRecord()
+        self._history = DraftHistory()
         self._rule = NO_DRAFTS
         self._rule_rows = -1
         self._rule_steps = 0
@@ -72,7 +64,7 @@ class Drafting:
 
     def chances(self, record: DraftRecord) -> DraftChances:
         """Of the sequence whose record this is."""
-        return record.chances(self._expected)
+        return self._history.chances(record)
 
     def step_landed(self, builder: PlanBuilder, result: StepResult, now_ns: int) -> None:
         """The tokens of a step were taken: its sequences get what it proposes, and what became of
@@ -82,8 +74,8 @@ class Drafting:
             began_ns = max(began_ns, self._landed_ns)
         self._landed_ns = now_ns
         if not builder.prompts:
-            self.times.step_landed(builder.tokens, builder.longest_proposal, now_ns - began_ns)
-        self._all.fade(TOTAL_FADES)
+            took_ns, drafted = now_ns - began_ns, builder.longest_proposal
+            self._history.times.step_landed(builder.tokens, drafted, took_ns)
         counts, proposals = iter(result.token_counts), iter(result.proposals)
         for (sequence, end_tokens, draws), drafted, wanted in zip(
             builder.rows, builder.draft_counts, builder.proposals, strict=True
@@ -92,7 +84,7 @@ class Drafting:
                 continue
             kept = next(counts, 1) - 1
             proposal = self._sound(next(proposals, ()), wanted)
-            sequence.drafts.row_landed(drafted, kept, wanted, len(proposal))
+            self._history.row_landed(sequence.drafts, drafted, kept, wanted, len(proposal))
             if drafted:
                 self._count(drafted, kept)
             if sequence.phase is Phase.RUNNING:
@@ -100,6 +92,7 @@ class Drafting:
                 if drafted:
                     # What was not kept is to be computed anew.
                     sequence.residency.scheduled = end_tokens - drafted + kept
+        self._history.step_landed()
 
     def _count(self, drafted: int, kept: int) -> None:
         counts = self.counts
@@ -108,21 +101,14 @@ class Drafting:
         counts.accepted_tokens += kept
         for place in range(kept):
             counts.accepted_by_place[place] += 1
-        self._all.kept += kept
-        self._all.tried += kept + (kept < drafted)
 
     def _sound(self, proposal: Ordered[int], wanted: int) -> tuple[int, ...]:
         """As much of a proposal as can be drafted, whoever made it."""
         known = range(self._vocabulary_tokens)
         return tuple(takewhile(known.__contains__, proposal[:wanted]))
 
-    @property
-    def _expected(self) -> float:
-        """Of a sequence of which nothing is known."""
-        seen = self._all
-        return (seen.kept + PRIOR_TOKENS * FIRST_KEPT) / (seen.tried + PRIOR_TOKENS)
-
     def _decided(self, running: Ordered[DraftRecord]) -> DraftRule:
-        if self.speculation.adaptive and not self.times.known:
+        times = self._history.times
+        if self.speculation.adaptive and not times.known:
             return NO_DRAFTS
-        return self.speculation.rule([self.chances(each) for each in running], self.times)
+        return self.speculation.rule([self.chances(each) for each in running], times)

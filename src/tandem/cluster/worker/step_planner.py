@@ -11,7 +11,7 @@ from tandem.cluster.worker.speculation import Drafting
 from tandem.cluster.worker.waiting import WaitingSequences
 from tandem.messages.worker import ImportBlocks
 from tandem.policy.batching import TokenBudgetBatching
-from tandem.policy.speculation import NO_DRAFTS, DraftChances
+from tandem.policy.speculation import MOST_STEP_DRAFTS, NO_DRAFTS, DraftChances
 
 
 class EntryCheck:
@@ -233,6 +233,7 @@ class StepPlanner:
             len(sequence.proposal),
             sequence.draftable_tokens,
             builder.budget_tokens - 1 - others,
+            MOST_STEP_DRAFTS - builder.drafted_tokens,
             (len(residency.blocks) + spare_blocks) * block_size - first,
         )
         if count <= 0:

@@ -18,18 +18,13 @@ from tandem.facts.steps import IntArray, Placement
 from tandem.kernels.attention import AttentionBatch
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
-from tandem.policy.speculation import MOST_DRAFT_TOKENS
+from tandem.policy.speculation import scratch_blocks
 
 # Known tokens that it computes in one step at most: a long prompt takes several, in which its
 # sequence has no drafts, and nobody waits long.
 CATCH_UP_TOKENS = 512
 # Odd, so that powers of it never become 0.
 NAME_BASE = 0x9E3779B97F4A7C15
-
-
-def scratch_blocks(block_size: int) -> int:
-    """Blocks of each slot beside the pool, for tokens whose block is not handed out yet."""
-    return -(-MOST_DRAFT_TOKENS // block_size) + 1
 
 
 class BlockContents:

@@ -46,11 +46,11 @@ def confidence_floor(options: ServeOptions) -> ConfidenceFloor | None:
 def plan_cascade(model: str | None, options: ServeOptions) -> tuple[ServedModel, ServedModel]:
     """The large model, whose name is served, and the small one. They divide the memory
     (`memory_shares`). Raises `InvalidConfiguration`."""
-    large_facts = model_facts(model_directory(model, options.revision), options.load_format)
-    small_options = msgspec.structs.replace(options, revision="main")
+    large_facts = model_facts(model_directory(model, options.revision), options)
+    small_options = msgspec.structs.replace(options, revision="main", speculation="none")
     small = options.cascade_model
     with _of_small_model():
-        small_facts = model_facts(model_directory(small, "main"), options.load_format)
+        small_facts = model_facts(model_directory(small, "main"), small_options)
     if options.max_model_len > small_facts.spec.context_tokens:
         # The large model answers what is longer.
         small_options = msgspec.structs.replace(

@@ -7,14 +7,15 @@ from pathlib import Path
 import torch
 
 from tandem.config.environment import (
-    BUNDLED_DRAFT,
     BUNDLED_MODEL,
     MachineFacts,
+    bundled_directory,
     cache_directory,
 )
 from tandem.config.memory import model_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ALL_MEMORY, MemoryShare, ServerPlan, machine_facts, resolve
+from tandem.config.speculation import DraftSource
 from tandem.facts.model import ModelSpec
 from tandem.kernels.arithmetic import arithmetic_of
 from tandem.kernels.collectives.contract import ALONE, Collectives
@@ -32,7 +33,7 @@ from tandem.models.weights import WeightForm
 class PlannedModel:
     """A model that was found and every size of its server; nothing large is in memory yet. `spec`
     already has the context of the plan, whose root names these `weights` and `kernels` (chosen for
-    the `reason`)."""
+    the `reason`). `drafts` is what is loaded beside it to draft for it."""
 
     name: str
     directory: Path
@@ -42,6 +43,7 @@ class PlannedModel:
     weights: Weights
     kernels: Kernels
     reason: str
+    drafts: DraftSource | None = None
 
     @property
     def compute(self) -> torch.dtype:
@@ -53,10 +55,7 @@ def model_directory(model: str | None, revision: str) -> Path:
     draft has. Raises `InvalidConfiguration`."""
     if model is None:
         return BUNDLED_MODEL
-    bundled = {each.name: each for each in (BUNDLED_MODEL, BUNDLED_DRAFT)}
-    if model in bundled and not Path(model).is_dir():
-        return bundled[model]
-    return find_model(model, revision)
+    return bundled_directory(model) or find_model(model, revision)
 
 
 def plan_model(
@@ -72,7 +71,7 @@ def plan_model(
     machine = machine_facts()
     directory = model_directory(model, options.revision)
     name = BUNDLED_MODEL.name if model is None else model
-    facts = model_facts(directory, options.load_format)
+    facts = model_facts(directory, options)
     spec = facts.spec
     plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes, share=share)
     weights = _weights(directory, options, plan.threads)
@@ -82,7 +81,10 @@ def plan_model(
         arithmetic_of(kernels, plan.device, _compute(plan)),
     )
     spec = replace(spec, context_tokens=plan.worker.context_tokens)
-    return PlannedModel(str(name), directory, spec, plan, machine, weights, kernels, reason)
+    return PlannedModel(
+        *(str(name), directory, spec, plan, machine, weights, kernels, reason),
+        facts.drafts.source,
+    )
 
 
 def load_model(

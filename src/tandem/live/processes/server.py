@@ -28,6 +28,7 @@ from tandem.live.processes.cascade import (
     plan_cascade,
 )
 from tandem.live.processes.model import load_model, plan_model
+from tandem.live.processes.speculation import proposer_maker
 from tandem.text.model import TextModel
 
 
@@ -78,7 +79,14 @@ def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> 
     planned, plan = model.planned, model.planned.plan
     decoder = load_model(planned, model.options, plan.threads)
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
-    engine = Engine(decoder, kv, plan.slots, threads=plan.threads, load_grammars=text.grammars.load)
+    engine = Engine(
+        decoder,
+        kv,
+        plan.slots,
+        threads=plan.threads,
+        load_grammars=text.grammars.load,
+        make_proposer=proposer_maker(planned, model.options, plan.threads),
+    )
     card = ModelCard(
         names=model.served_names,
         context_tokens=plan.worker.context_tokens,

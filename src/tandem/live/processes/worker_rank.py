@@ -34,6 +34,7 @@ from tandem.live.processes.connectors import make_connectors
 from tandem.live.processes.dummy_engine import DummyEngine
 from tandem.live.processes.lifecycle import StartUp
 from tandem.live.processes.model import PlannedModel, load_model, plan_model
+from tandem.live.processes.speculation import proposer_maker
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
 from tandem.live.ranks.transfers import NullTransfer
 from tandem.models.parallel import Place, kv_share, places
@@ -187,6 +188,9 @@ def load_rank(
             threads=threads,
             stages=groups.stages,
             load_grammars=lambda: LlGuidanceGrammars(Tokenizer.load(tokens)).load(),
+            make_proposer=(
+                proposer_maker(model, setup.options, threads) if place.is_last else None
+            ),
         )
     else:
         cost = pool_cost(setup.cluster, setup.pool_config)

@@ -1,0 +1,246 @@
+"""Speculation: tokens a second of the bundled model with each proposer, beside the plain engine in
+the same run, by kind of answer; and what checking drafts costs a model of half a billion
+parameters.
+
+Usage: python bench/speculation.py [--rounds 5] [--tasks 8] [--only mini|cost]
+"""
+
+import argparse
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from msgspec import structs
+from rich.console import Console
+from rich.table import Table
+
+from model import HALF_BILLION, Rig, load
+from tandem.bench.tasks.evaluation import choose_suites, make_tasks, scaled_counter
+from tandem.bench.tasks.task import Task
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.config.options import Proposers, ServeOptions
+from tandem.engine.engine import Engine
+from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.steps import StepPlan, StepResult
+from tandem.kernels.faces import choose_kernels
+from tandem.kv.store import KvStore
+from tandem.live.processes.model import load_model, plan_model
+from tandem.live.processes.speculation import proposer_maker
+from tandem.messages.worker import EmitTokens, RequestsArrived, RunStep, StepDone
+from tandem.models.decoder import Decoder
+from tandem.text.chat import ChatOptions
+from tandem.text.model import TextModel
+
+PROPOSERS: tuple[Proposers, ...] = ("none", "ngram", "draft", "medusa", "eagle")
+SUITES = ("recall-1k", "arithmetic", "tool-call", "fluency")
+ANSWER_TOKENS = 160
+STEPS = 12
+
+
+@dataclass
+class Measured:
+    """One way to serve: answers and decode seconds of all its runs."""
+
+    machine: WorkerMachine
+    engine: Engine
+
+    def run(self, requests: Sequence[Request]) -> tuple[dict[str, list[int]], float]:
+        """All answers, and the seconds from the last first token to the end, a token each."""
+        answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        events: deque[RequestsArrived | StepDone] = deque([RequestsArrived(tuple(requests))])
+        begun_ns, before = 0, 0
+        while events:
+            event = events.popleft()
+            for effect in self.machine.handle(event, time.monotonic_ns()):
+                if isinstance(effect, RunStep):
+                    events.append(StepDone(self.engine.run(effect.plan)))
+                elif isinstance(effect, EmitTokens):
+                    for request_id, token in zip(effect.request_ids, effect.tokens, strict=True):
+                        answers[request_id].append(token)
+                    if not begun_ns and all(answers.values()):
+                        begun_ns = time.monotonic_ns()
+                        before = sum(map(len, answers.values()))
+        decoded = sum(map(len, answers.values())) - before
+        return answers, (time.monotonic_ns() - begun_ns) / 1e9 / max(1, decoded)
+
+
+def served(proposer: Proposers) -> Measured:
+    options = ServeOptions(
+        speculation=proposer, kv_cache_memory="256MiB", max_num_seqs=16, steps_in_flight=0
+    )
+    planned = plan_model(None, options)
+    plan = planned.plan
+    decoder = load_model(planned, options, plan.threads)
+    kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
+    engine = Engine(
+        decoder,
+        kv,
+        plan.slots,
+        threads=plan.threads,
+        make_proposer=proposer_maker(planned, options, plan.threads),
+    )
+    return Measured(WorkerMachine(plan.worker), engine)
+
+
+def prompt_of(task: Task, text: TextModel) -> tuple[int, ...]:
+    assert text.chat is not None
+    options = ChatOptions(add_generation_prompt=True)
+    prompt = text.chat.render(list(task.messages), list(task.tools), options)
+    return tuple(text.tokenizer.encode(prompt, add_special_tokens=False))
+
+
+def requests_of(
+    suite: str, count: int, text: TextModel, temperature: float, name: str
+) -> list[Request]:
+    (chosen,) = choose_suites(suite)
+    tasks = make_tasks(chosen, count, 7, scaled_counter(1.5))
+    ends = tuple(text.tokenizer.end_token_ids)
+    return [
+        Request(
+            f"{name}-{number}",
+            prompt_of(task, text),
+            SamplingParameters(
+                temperature=temperature,
+                seed=number,
+                max_tokens=ANSWER_TOKENS,
+                stop_token_ids=ends,
+            ),
+        )
+        for number, task in enumerate(tasks)
+    ]
+
+
+def same_answers(found: dict[str, list[int]], expected: dict[str, list[int]], who: str) -> None:
+    """Speculation changes no token."""
+    if found != expected:
+        differing = [name for name in expected if found[name] != expected[name]]
+        raise SystemExit(f"{who}: {len(differing)} answers differ, the first of {differing[0]}")
+
+
+def mini_table(sequences: int, wishes: argparse.Namespace, console: Console) -> None:
+    """Each proposer on each kind of answer; the medians over rounds of ratios within a round."""
+    proposers = [name for name in PROPOSERS if name in wishes.proposers.split(",")]
+    ways = {name: served(name) for name in ("none", *proposers)}
+    text = TextModel.load(BUNDLED_MODEL)
+    title = (
+        f"tandem-mini, {sequences} at once: tokens a second, and times those of the plain engine"
+    )
+    table = Table(title=title)
+    for column in ("", "temperature", "plain", *proposers):
+        table.add_column(column, justify="right")
+    for suite in SUITES:
+        for temperature in (0.0, 0.8):
+            seconds: dict[str, list[float]] = {name: [] for name in ways}
+            for round_number in range(wishes.rounds):
+                asked = requests_of(
+                    suite,
+                    max(sequences, wishes.tasks),
+                    text,
+                    temperature,
+                    f"{suite}-{round_number}",
+                )
+                expected: dict[str, list[int]] = {}
+                for name, way in ways.items():
+                    spent, answers = 0.0, dict[str, list[int]]()
+                    groups = range(0, len(asked), sequences)
+                    for first in groups:
+                        some, token_s = way.run(asked[first : first + sequences])
+                        answers |= some
+                        spent += token_s / len(groups)
+                    seconds[name].append(spent)
+                    expected = expected or answers
+                    same_answers(answers, expected, name)
+            plain = seconds["none"]
+            cells = []
+            for name in proposers:
+                ratios = [one / other for one, other in zip(plain, seconds[name], strict=True)]
+                cells.append(
+                    f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+                )
+            rate = 1 / statistics.median(plain)
+            table.add_row(suite, f"{temperature:g}", f"{rate:,.0f}", *cells)
+    console.print(table)
+    for name in proposers:
+        drafting = ways[name].machine.drafting
+        assert drafting is not None
+        counts = drafting.counts
+        kept = counts.accepted_tokens / max(1, counts.draft_tokens)
+        console.print(
+            f"{name}: {counts.draft_tokens:,} draft tokens checked, {kept:.0%} kept; rows without "
+            f"because drafts cost more than they bring: {counts.declined:,}"
+        )
+
+
+def cost_table(wishes: argparse.Namespace, console: Console) -> None:
+    """A step that checks k drafts a sequence, beside one that checks none."""
+    kernels, _ = choose_kernels(torch.device("cpu"), torch.float32, allow_native=True)
+    decoder = load(HALF_BILLION, "bfloat16", kernels, None)
+    table = Table(title="0.5B shape: milliseconds of a step by drafts a sequence (times none)")
+    drafts = (0, 1, 2, 4, 8)
+    for column in ("sequences", *map(str, drafts)):
+        table.add_column(column, justify="right")
+    for sequences in (1, 4, 16):
+        taken: dict[int, list[float]] = {count: [] for count in drafts}
+        for _ in range(wishes.rounds):
+            for count in drafts:
+                taken[count].append(step_seconds(decoder, sequences, count))
+        plain = statistics.median(taken[0])
+        medians = [statistics.median(taken[count]) for count in drafts]
+        cells = [f"{each * 1e3:.1f} ({each / plain:.2f})" for each in medians]
+        table.add_row(str(sequences), *cells)
+    console.print(table)
+
+
+def step_seconds(decoder: Decoder, sequences: int, drafts: int) -> float:
+    """The median step in which sequences of 128 tokens check so many wrong drafts each."""
+    rig = Rig.around(decoder, sequences, sequences * 16)
+    sampling = SamplingParameters(temperature=0.0, max_tokens=64)
+    prompts = [tuple(range(1 + number, 129 + number)) for number in range(sequences)]
+    taken: list[float] = []
+    draft_tokens = np.full(drafts, 7, np.int32)
+
+    def run(plan: StepPlan) -> StepResult:
+        if plan.batched_tokens > sequences or len(taken) == STEPS:
+            return rig.engine.run(plan)
+        if drafts:
+            plan = structs.replace(
+                plan,
+                counts=plan.counts + np.int32(drafts),
+                draft_counts=np.full(len(plan.slots), drafts, np.int32),
+                draft_tokens=np.tile(draft_tokens, len(plan.slots)),
+            )
+        start = time.perf_counter()
+        result = rig.engine.run(plan)
+        taken.append(time.perf_counter() - start)
+        counts = result.token_counts or (1,) * sequences
+        firsts = np.cumsum(counts) - counts
+        tokens = tuple(result.tokens[first] for first in firsts.tolist())
+        return StepResult(plan.step_id, tokens)
+
+    rig.answer([Request(str(n), p, sampling) for n, p in enumerate(prompts)], run)
+    return statistics.median(taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--proposers", default=",".join(PROPOSERS[1:]))
+    parser.add_argument("--only", choices=("mini", "cost"))
+    wishes = parser.parse_args()
+    console = Console(width=120)
+    if wishes.only != "cost":
+        for sequences in (1, 16):
+            mini_table(sequences, wishes, console)
+    if wishes.only != "mini":
+        cost_table(wishes, console)
+
+
+if __name__ == "__main__":
+    main()

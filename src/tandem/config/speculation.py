@@ -1,0 +1,112 @@
+"""Speculation as the options name it: who drafts, where its weights lie, and what memory it takes.
+
+Needs no torch: launchers ask, too.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tandem.config.environment import (
+    BUNDLED_DRAFT,
+    BUNDLED_EAGLE,
+    BUNDLED_MEDUSA,
+    BUNDLED_MODEL,
+    bundled_directory,
+)
+from tandem.config.kv_format import layout_of, storage_of
+from tandem.config.options import ServeOptions
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.model import ModelSpec
+from tandem.models.configuration import read_model_spec
+from tandem.models.directory import find_model, read_fields
+from tandem.models.footprint import STORAGE_BYTES, header_shapes, weight_bytes
+from tandem.models.parallel import WHOLE
+from tandem.policy.speculation import Speculation, scratch_blocks
+
+# What drafts for the bundled model where nothing else is named.
+_BUNDLED = {"draft": BUNDLED_DRAFT, "medusa": BUNDLED_MEDUSA, "eagle": BUNDLED_EAGLE}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """A draft model of this `spec`, or heads (None), in `directory`; `shapes` are those of the
+    tensors there, by name, empty where weights are made up."""
+
+    directory: Path
+    spec: ModelSpec | None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of heads, which are held in fp32."""
+        return sum(4 * math.prod(shape) for shape in self.shapes.values())
+
+
+def speculation_of(options: ServeOptions) -> Speculation | None:
+    """How far to speculate, if at all."""
+    if options.speculation == "none":
+        return None
+    return Speculation(options.speculation_tokens, options.speculation_adaptive)
+
+
+def draft_source(options: ServeOptions, directory: Path) -> DraftSource | None:
+    """What is to be loaded beside the model in `directory`; None for a proposer without weights.
+    Raises `InvalidConfiguration`."""
+    kind, name = options.speculation, options.speculation_model
+    if kind not in _BUNDLED:
+        if name:
+            raise InvalidConfiguration(
+                f"speculation-model is for --speculation {', '.join(_BUNDLED)}; it is {kind}"
+            )
+        return None
+    if name:
+        found = bundled_directory(name) or find_model(name)
+    elif directory == BUNDLED_MODEL:
+        found = _BUNDLED[kind]
+    else:
+        raise InvalidConfiguration(
+            f"speculation {kind} needs speculation-model: the directory or name of what drafts"
+        )
+    dummy = options.load_format == "dummy"
+    if kind == "draft":
+        return DraftSource(found, read_model_spec(found), {} if dummy else header_shapes(found))
+    model_type = read_fields(found / "config.json").text("model_type", "")
+    if model_type != kind:
+        raise InvalidConfiguration(
+            f"{found}: model_type is {model_type or 'missing'}; expected {kind} (speculation)"
+        )
+    return DraftSource(found, None, header_shapes(found))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """Of what drafts beside a model: `source` None takes none."""
+
+    source: DraftSource | None = None
+
+    def block_bytes(self, options: ServeOptions, *, is_cpu: bool) -> int:
+        """Of its KV, beside each block of the model's."""
+        if self.source is None or self.source.spec is None:
+            return 0
+        return layout_of(self.source.spec, options, is_cpu=is_cpu).block_bytes
+
+    def other_bytes(self, options: ServeOptions, *, is_cpu: bool) -> int:
+        """Its weights, and the KV of drafts that have no block yet. Raises
+        `InvalidConfiguration`."""
+        source = self.source
+        if source is None:
+            return 0
+        if source.spec is None:
+            return source.weight_bytes
+        storage = storage_of(options, source.spec, is_cpu=is_cpu)
+        compute_bytes = 4 if is_cpu else STORAGE_BYTES[storage]
+        weights = weight_bytes(
+            source.spec, source.shapes, (WHOLE,), storage=storage, compute_bytes=compute_bytes
+        )
+        scratch = scratch_blocks(options.block_size) * options.max_num_seqs
+        return weights.peak + scratch * self.block_bytes(options, is_cpu=is_cpu)
+
+
+NO_DRAFT_MEMORY = DraftMemory()

@@ -1,0 +1,118 @@
+"""Draft lengths: what pays is drafted, what does not is not, whatever the machine's noise."""
+
+import itertools
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
+from tandem.policy.speculation import (
+    MOST_DRAFT_TOKENS,
+    NO_DRAFTS,
+    DraftChances,
+    DraftRule,
+    Speculation,
+)
+
+CHANCES = st.builds(DraftChances, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class PlaneTimes:
+    base: float
+    per_token: float
+    per_draft: float = 0.0
+
+    def step_ns(self, tokens: int, drafted: int) -> float:
+        return self.base + self.per_token * tokens + self.per_draft * drafted
+
+
+def rate(lengths, running, times, longest):
+    """Tokens a nanosecond of a step with drafts of these lengths."""
+    expected = sum(
+        1 + sum(each.offered * each.kept**place for place in range(1, length + 1))
+        for each, length in zip(running, lengths, strict=True)
+    )
+    return expected / times.step_ns(len(running) + sum(lengths), longest)
+
+
+@given(
+    st.lists(CHANCES, min_size=1, max_size=3),
+    st.floats(1.0, 100.0),
+    st.floats(0.0, 20.0),
+    st.floats(0.0, 20.0),
+)
+def test_no_lengths_give_more_tokens_a_second(running, base, per_token, per_draft):
+    times = PlaneTimes(base, per_token, per_draft)
+    rule = Speculation(3).rule(running, times)
+    chosen = rate([rule.tokens_for(each) for each in running], running, times, rule.longest)
+    for lengths in itertools.product(range(4), repeat=len(running)):
+        assert rate(lengths, running, times, max(lengths)) <= chosen * (1 + 1e-6)
+
+
+@given(CHANCES, st.integers(0, MOST_DRAFT_TOKENS), st.floats(0.0, 1.0))
+def test_every_token_of_a_draft_has_the_least_chance(chances, longest, least_chance):
+    length = DraftRule(longest, least_chance).tokens_for(chances)
+    assert 0 <= length <= longest
+    if length:
+        assert chances.offered * chances.kept**length >= least_chance * (1 - 1e-6)
+
+
+def test_without_adapting_drafts_are_always_as_long():
+    rule = Speculation(5, adaptive=False).rule([DraftChances(0.0, 0.0)], PlaneTimes(1.0, 9.0))
+    assert rule.tokens_for(DraftChances(0.0, 0.0)) == 5
+    assert NO_DRAFTS.tokens_for(DraftChances(1.0)) == 0
+
+
+@pytest.mark.parametrize("tokens", [0, 17])
+def test_lengths_are_bounded(tokens):
+    with pytest.raises(ValueError, match="1 to 16"):
+        Speculation(tokens)
+
+
+def simulated(kept, base, per_token, rows, seed, steps=1500):
+    """Tokens a nanosecond of a worker that decides by what it measures, on a machine where a fifth
+    of all steps is disturbed, beside the best it could do and what it gets without drafts."""
+    chance = random.Random(seed)
+    truth = PlaneTimes(base, per_token, 0.02 * base)
+    speculation, history, records = (
+        Speculation(4),
+        DraftHistory(),
+        [DraftRecord() for _ in range(rows)],
+    )
+    tokens = 0
+    spent = 0.0
+    drafts, rule = [0] * rows, NO_DRAFTS
+    for step in range(steps):
+        chances = [history.chances(record) for record in records]
+        if step % 8 == 0 and history.times.known:
+            rule = speculation.rule(chances, history.times)
+        wanted = [rule.tokens_for(each) for each in chances]
+        checked = rows + sum(drafts)
+        exact = truth.step_ns(checked, max(wanted))
+        disturbed = 1 + chance.random() * 5 if chance.random() < 0.2 else 1.0
+        history.times.step_landed(checked, max(wanted), exact * disturbed)
+        for record, drafted, count in zip(records, drafts, wanted, strict=True):
+            accepted = next((n for n in range(drafted) if chance.random() >= kept), drafted)
+            tokens += 1 + accepted
+            history.row_landed(record, drafted, accepted, count, count)
+        history.step_landed()
+        spent += exact
+        drafts = wanted
+    running = [DraftChances(kept)] * rows
+    rates = [rate([n] * rows, running, truth, n) for n in range(5)]
+    return tokens / spent, max(rates), rates[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("base", "per_token", "rows"), [(100.0, 5.0, 1), (100.0, 40.0, 1), (100.0, 1.0, 16), (9, 9, 16)]
+)
+def test_it_finds_what_pays_on_a_disturbed_machine(kept, base, per_token, rows, seed):
+    found, best, without = simulated(kept, base, per_token, rows, seed)
+    assert found >= 0.97 * without
+    assert found >= 0.8 * best
