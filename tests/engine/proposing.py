@@ -10,10 +10,9 @@ from tandem.engine.proposers.draft_model import DraftModelProposer
 from tandem.engine.proposers.medusa import MedusaProposer
 from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
 from tandem.engine.slots import Slots
-from tandem.facts.steps import Placement
+from tandem.facts.steps import Placement, scratch_blocks
 from tandem.models.decoder import Decoder
 from tandem.models.medusa import MedusaHeads
-from tandem.policy.speculation import scratch_blocks
 from tests.models.paging import poisoned_store
 
 KINDS = ("hostile", "ngram", "draft", "medusa")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
+from tandem.facts.steps import MOST_DRAFT_TOKENS
 from tandem.policy.speculation import (
-    MOST_DRAFT_TOKENS,
     NO_DRAFTS,
     DraftChances,
     DraftRule,

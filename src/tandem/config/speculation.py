@@ -19,11 +19,12 @@ from tandem.config.kv_format import layout_of, storage_of
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
+from tandem.facts.steps import scratch_blocks
 from tandem.models.configuration import read_model_spec
 from tandem.models.directory import find_model, read_fields
 from tandem.models.footprint import STORAGE_BYTES, header_shapes, weight_bytes
 from tandem.models.parallel import WHOLE
-from tandem.policy.speculation import Speculation, scratch_blocks
+from tandem.policy.speculation import Speculation
 
 # What drafts for the bundled model where nothing else is named.
 _BUNDLED = {"draft": BUNDLED_DRAFT, "medusa": BUNDLED_MEDUSA, "eagle": BUNDLED_EAGLE}

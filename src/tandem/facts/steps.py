@@ -29,8 +29,16 @@ class Placement(Struct, frozen=True):
     sampling: SamplingParameters
 
 
+# Drafts of one sequence: what is gained beyond is little, and each asks for room.
+MOST_DRAFT_TOKENS = 16
 # Of a step without drafts.
 NO_TOKENS: IntArray = np.empty(0, np.int32)
+
+
+def scratch_blocks(block_size: int) -> int:
+    """KV blocks that a draft model needs for each sequence beside those of the pool: for tokens
+    whose blocks are not handed out yet."""
+    return -(-MOST_DRAFT_TOKENS // block_size) + 1
 
 
 class StepPlan(Struct, frozen=True):

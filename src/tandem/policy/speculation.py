@@ -11,18 +11,12 @@ from dataclasses import dataclass
 from math import log
 from typing import Protocol
 
-# Drafts of one sequence: what is gained beyond is little, and each asks for room.
-MOST_DRAFT_TOKENS = 16
+from tandem.facts.steps import MOST_DRAFT_TOKENS
+
 # Of all sequences together in a step: each of their draws is a row of logits.
 MOST_STEP_DRAFTS = 64
 # A draft that is all but certain is still not drafted for ever.
 SUREST = 0.999
-
-
-def scratch_blocks(block_size: int) -> int:
-    """KV blocks that a draft model needs for each sequence beside those of the pool: for tokens
-    whose blocks are not handed out yet."""
-    return -(-MOST_DRAFT_TOKENS // block_size) + 1
 
 
 class StepTimes(Protocol):

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from tandem.engine.proposers.contract import Continuations, Proposals
 from tandem.engine.slots import Slots
-from tandem.facts.steps import IntArray, Placement
+from tandem.facts.steps import IntArray, Placement, scratch_blocks
 from tandem.kernels.attention import AttentionBatch
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
-from tandem.policy.speculation import scratch_blocks
 
 # Known tokens that it computes in one step at most: a long prompt takes several, in which its
 # sequence has no drafts, and nobody waits long.

@@ -13,12 +13,12 @@ from tandem.engine.proposers.medusa import MedusaProposer
 from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
 from tandem.engine.slots import Slots
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.steps import scratch_blocks
 from tandem.kv.store import KvStore
 from tandem.live.processes.model import PlannedModel, load_model, plan_model
 from tandem.models.decoder import Decoder
 from tandem.models.directory import read_fields
 from tandem.models.medusa import load_medusa
-from tandem.policy.speculation import scratch_blocks
 
 MakeProposer = Callable[[Decoder, Slots], Proposer]
 
