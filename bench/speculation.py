@@ -169,7 +169,7 @@ def mini_table(sequences: int, wishes: argparse.Namespace, console: Console) -> 
     for name in proposers:
         drafting = ways[name].machine.drafting
         assert drafting is not None
-        counts = drafting.counts
+        counts = drafting.totals
         kept = counts.accepted_tokens / max(1, counts.draft_tokens)
         console.print(
             f"{name}: {counts.draft_tokens:,} draft tokens checked, {kept:.0%} kept; rows without "

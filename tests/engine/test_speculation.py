@@ -37,11 +37,11 @@ def test_the_model_itself_drafts_what_it_draws(sampling):
     bench.ask(request)
     bench.drain()
     assert bench.answers["a"] == naive_answer(bench.engine.decoder, EXACT, request).tokens
-    counts = bench.machine.drafting.counts
+    counts = bench.machine.drafting.totals
     assert counts.accepted_tokens == counts.draft_tokens
     # The first token comes from the prompt's step; then five by five.
     assert bench.steps == 1 + 4
-    assert counts.accepted_by_place == [4, 4, 4, 4]
+    assert counts.accepted_by_place == (4, 4, 4, 4)
 
 
 def test_what_a_draft_model_computed_serves_whoever_shares_the_blocks():
@@ -66,7 +66,7 @@ def test_a_repeating_answer_is_drafted_from_itself():
     bench.ask(request)
     bench.drain()
     assert bench.answers["a"] == naive_answer(bench.engine.decoder, EXACT, request).tokens
-    assert bench.machine.drafting.counts.drafts > 0
+    assert bench.machine.drafting.totals.drafts > 0
 
 
 def test_hopeless_drafts_cost_no_answer_and_stop():
@@ -77,7 +77,7 @@ def test_hopeless_drafts_cost_no_answer_and_stop():
     bench.ask(request)
     bench.drain()
     assert bench.answers["a"] == naive_answer(decoder, EXACT, request).tokens
-    counts = bench.machine.drafting.counts
+    counts = bench.machine.drafting.totals
     assert counts.declined > 0
     assert counts.drafts < 28
 

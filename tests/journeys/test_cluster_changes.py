@@ -1,4 +1,5 @@
-"""Workers change their roles, leave, die and come back under load, and no client can tell."""
+"""Workers that speculate change their roles, leave, die and come back under load, and no client can
+tell: the answers are those of a process that does not speculate."""
 
 import os
 import signal
@@ -14,7 +15,8 @@ from tests.journeys.questions import QUESTIONS
 TEXT = """
 model: tandem-mini
 block_size: 16
-serve: {port: 0, max-num-seqs: 16, kv-cache-memory: 64MiB, threads: 1}
+serve: {port: 0, max-num-seqs: 16, kv-cache-memory: 64MiB, threads: 1, speculation: draft,
+        speculation-adaptive: false}
 pools:
   - {name: prefill, role: prefill, device: cpu, count: 2}
   - {name: decode, role: decode, device: cpu, count: 2}

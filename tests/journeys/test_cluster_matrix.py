@@ -10,8 +10,10 @@ from tests.journeys.questions import QUESTIONS, ask_everything
 HEADER = """
 model: tandem-mini
 block_size: 16
-serve: {port: 0, max-num-seqs: 16, kv-cache-memory: 64MiB, threads: 1}
+serve: {port: 0, max-num-seqs: 16, kv-cache-memory: 64MiB, threads: 1, %s}
 """
+# The process that they are compared with does not speculate.
+ALWAYS = "speculation: %s, speculation-adaptive: false"
 SHAPES = {
     "1 prefill + 2 decode, shared memory, pushed": (
         """
@@ -22,6 +24,7 @@ transport: {connectors: [shm]}
 policies: {dispatch: remote, transfer: push}
 """,
         True,
+        ALWAYS % "draft",
     ),
     "tcp, pulled, first token drawn anew": (
         """
@@ -32,6 +35,7 @@ transport: {connectors: [tcp]}
 policies: {dispatch: remote, transfer: pull, first_token: recomputed}
 """,
         True,
+        ALWAYS % "ngram",
     ),
     "nixl, blocks of 32 into blocks of 16": (
         """
@@ -42,6 +46,7 @@ transport: {connectors: [nixl]}
 policies: {dispatch: remote, transfer: push}
 """,
         True,
+        ALWAYS % "medusa",
     ),
     "both phases on each of two, and a global queue": (
         """
@@ -50,6 +55,7 @@ pools:
 policies: {dispatch: queue}
 """,
         True,
+        "speculation: none",
     ),
     "2 stages of 2 ranks to 1, tcp": (
         """
@@ -60,6 +66,15 @@ transport: {connectors: [tcp]}
 policies: {dispatch: remote, transfer: pull}
 """,
         False,
+        "speculation: draft",
+    ),
+    "one worker of 2 stages of 2 ranks that speculates": (
+        """
+pools:
+  - {name: worker, role: both, device: cpu, tensor_parallel: 2, pipeline_parallel: 2}
+""",
+        False,
+        ALWAYS % "draft",
     ),
 }
 
@@ -71,8 +86,8 @@ def expected(one_process):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_answers_are_those_of_one_process(name, expected, tmp_path):
-    text, exact = SHAPES[name]
-    with cluster(HEADER + text, tmp_path) as running:
+    text, exact, speculation = SHAPES[name]
+    with cluster(HEADER % speculation + text, tmp_path) as running:
         for _ in range(2):
             answers = ask_everything(running.client)
             for question in QUESTIONS:
@@ -85,3 +100,7 @@ def test_the_answers_are_those_of_one_process(name, expected, tmp_path):
         if any(worker["role"] == "prefill" for worker in workers):
             assert sum(worker["moved_bytes"] for worker in workers) > 0
         assert all(worker["failed_transfers"] == 0 for worker in workers)
+        if "false" in speculation:
+            assert sum(worker["drafts"]["accepted_tokens"] for worker in workers) > 0
+            assert "tandem:spec_decode_num_accepted_tokens_per_pos_total" in running.metrics()
+            assert "draft tokens checked" in running.succeed("status")

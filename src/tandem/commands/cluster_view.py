@@ -123,6 +123,7 @@ def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
     return Group(
         "\n".join(lines) + "\n",
         table,
+        *_drafts(workers),
         *_corrections(workers),
         *_unlike(workers),
         *below,
@@ -187,6 +188,24 @@ def _simulation_lines(simulation: SimulationStatus) -> Iterator[str]:
 def _held(held: HeldWorker) -> str:
     until = "until it is undrained" if held.left_s is None else f"for {seconds_text(held.left_s)}"
     return f"{held.worker} ({held.why}, {until})"
+
+
+def _drafts(workers: Sequence[WorkerStatus]) -> list[RenderableType]:
+    """What came of speculation, a line for each worker that did some."""
+    lines = []
+    for worker in workers:
+        drafts = worker.drafts
+        if drafts is None or not (drafts.drafts or drafts.declined):
+            continue
+        kept = drafts.accepted_tokens / max(1, drafts.draft_tokens)
+        tokens_a_step = 1 + drafts.accepted_tokens / max(1, drafts.drafts)
+        left_out = drafts.declined / (drafts.drafts + drafts.declined)
+        lines.append(
+            f"  {worker.worker}: {drafts.draft_tokens:,} draft tokens checked, {kept:.0%} kept, "
+            f"{tokens_a_step:.1f} tokens a draft; {left_out:.0%} of all steps without, because "
+            "drafts would cost more than they bring"
+        )
+    return ["\nspeculation:\n" + "\n".join(lines)] if lines else []
 
 
 def _corrections(workers: Sequence[WorkerStatus]) -> list[RenderableType]:

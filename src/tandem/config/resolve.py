@@ -45,8 +45,9 @@ def machine_facts() -> MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """All sizes of a server, fixed before any memory is taken. `cuts` say, a line each, which of
-    them are less than was asked for or than the model could do."""
+    """All sizes of a server, fixed before any memory is taken. `block_bytes` are those of a KV
+    block, a draft model's included. `cuts` say, a line each, which of them are less than was asked
+    for or than the model could do."""
 
     device: torch.device
     storage: Storage
@@ -54,6 +55,7 @@ class ServerPlan:
     layout: KvLayout
     worker: WorkerConfig
     slots: SlotShape
+    block_bytes: int
     cuts: tuple[str, ...] = ()
 
     def of_model(self, content: str, arithmetic: str) -> "ServerPlan":
@@ -63,7 +65,7 @@ class ServerPlan:
 
     @property
     def kv_bytes(self) -> int:
-        return self.layout.block_bytes * self.worker.block_count
+        return self.block_bytes * self.worker.block_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def resolve(
     )
     slots = SlotShape(options.max_num_seqs, context_tokens, options.block_size)
     threads = options.threads or machine.cores
-    return ServerPlan(device, storage, threads, layout, worker, slots, sizes.cuts)
+    return ServerPlan(device, storage, threads, layout, worker, slots, block_bytes, sizes.cuts)
 
 
 def _check_tier(tier_bytes: int, beside_bytes: int, machine: MachineFacts) -> None:

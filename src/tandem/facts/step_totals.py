@@ -1,4 +1,5 @@
-"""What a worker's steps took so far, by their size: what its cost model is compared with."""
+"""What a worker's steps took so far, by their size: what its cost model is compared with; and what
+came of its drafts."""
 
 from typing import Annotated
 
@@ -39,3 +40,15 @@ class StepTotals(Struct, frozen=True, array_like=True):
             self.context_tokens - earlier.context_tokens,
             self.sampled_rows - earlier.sampled_rows,
         )
+
+
+class DraftTotals(Struct, frozen=True):
+    """What came of a worker's drafts since its start: rows of steps that checked some, draft tokens
+    that were checked and kept, in all and by their place behind the last known token; and rows
+    without, because drafts would have cost more than they bring."""
+
+    drafts: LargeCount = 0
+    draft_tokens: LargeCount = 0
+    accepted_tokens: LargeCount = 0
+    accepted_by_place: tuple[LargeCount, ...] = ()
+    declined: LargeCount = 0

@@ -7,7 +7,7 @@ from tandem.facts.correction import UNCORRECTED, Correction
 from tandem.facts.fleet import Role
 from tandem.facts.kv import KvExport, TierFigures
 from tandem.facts.shapes import FleetShape, RecordedRequest, ShapeFigures
-from tandem.facts.step_totals import StepTotals
+from tandem.facts.step_totals import DraftTotals, StepTotals
 from tandem.messages.cluster import Audited, Drain, ToGateway, ToWorker
 from tandem.messages.planning import PlanDecision, PlanningStatus
 from tandem.messages.router import (
@@ -224,8 +224,8 @@ class WorkerCounters(Struct):
 # A snapshot of the counters; msgspec, unlike dataclasses, may freeze it.
 class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[misc]
     """One worker as a gateway sees it, with what it did. The worker reports the figures of its
-    `tiers` and `steps` itself, for all gateways together; `correction` is what this gateway has
-    learnt."""
+    `tiers`, `steps` and `drafts` itself, for all gateways together; `correction` is what this
+    gateway has learnt."""
 
     worker: str
     pool: str
@@ -239,6 +239,7 @@ class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[m
     export: KvExport
     tiers: tuple[TierFigures, ...] = ()
     steps: tuple[StepTotals, ...] = ()
+    drafts: DraftTotals | None = None
     correction: Correction = UNCORRECTED
 
 

@@ -11,7 +11,7 @@ from tandem.facts.fleet import Role, Tier
 from tandem.facts.rate_limits import CallSize
 from tandem.facts.request import Request
 from tandem.facts.slo import Slo
-from tandem.facts.step_totals import StepTotals
+from tandem.facts.step_totals import DraftTotals, StepTotals
 from tandem.messages.worker import (
     EmitTokens,
     FailRequest,
@@ -110,7 +110,8 @@ class LoadReported(Struct, frozen=True):
     `waiting_requests` do not run yet, `queued_prefill_tokens` are known prompt tokens that no step
     has computed and no import brings. Of the events that the router sent since the worker joined,
     the first `received_events` had been received by then; None: all. `steps` is what its steps took
-    since its start, now and then; empty: as reported before."""
+    since its start and `drafts` what came of its drafts, now and then; empty or None: as reported
+    before."""
 
     worker: str
     running_sequences: Count
@@ -120,6 +121,7 @@ class LoadReported(Struct, frozen=True):
     free_blocks: Count
     received_events: Count | None = None
     steps: tuple[StepTotals, ...] = ()
+    drafts: DraftTotals | None = None
 
 
 class BlocksReported(Struct, frozen=True):

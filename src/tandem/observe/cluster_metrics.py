@@ -16,7 +16,7 @@ from tandem.facts.request import Request
 from tandem.facts.step_totals import StepTotals
 from tandem.messages.gateway import BreakerStatus, ClusterStatus, PauseStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
-from tandem.observe.metrics import RequestMetrics
+from tandem.observe.metrics import ACCEPTED_BY_PLACE, DRAFT_COUNTS, RequestMetrics
 from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, Kind, ModelRegistry, family
 from tandem.observe.tenant_metrics import TenantMetrics
 
@@ -206,6 +206,7 @@ class GatewayMetrics(Collector):
             ],
         )
         yield from self._of_steps(status)
+        yield from self._of_drafts(status)
         if status.pauses is not None:
             yield from self._of_pauses(status.pauses)
         labels = (MODEL_LABEL, "worker", "pool", "role")
@@ -254,6 +255,25 @@ class GatewayMetrics(Collector):
         for name, text, read in _OF_STEPS:
             values = [(labels, sum(map(read, alike))) for labels, alike in samples]
             yield family(COUNTER, name, text, (MODEL_LABEL, "worker", "pool", "kind"), values)
+
+    def _of_drafts(self, status: ClusterStatus) -> Iterator[Metric]:
+        """Of workers that speculate."""
+        drafting = [
+            ((self._model_name, each.worker, each.pool), each.drafts)
+            for each in status.workers
+            if each.drafts is not None
+        ]
+        if not drafting:
+            return
+        labels = (MODEL_LABEL, "worker", "pool")
+        for name, text, read in DRAFT_COUNTS:
+            yield family(COUNTER, name, text, labels, [(of, read(each)) for of, each in drafting])
+        by_place = [
+            ((*of, str(place)), count)
+            for of, each in drafting
+            for place, count in enumerate(each.accepted_by_place)
+        ]
+        yield family(COUNTER, *ACCEPTED_BY_PLACE, (*labels, "position"), by_place)
 
     def _of_predictions(self, calibration: Calibration) -> Metric:
         """How predictions under an SLO turned out."""

@@ -4,7 +4,7 @@ Suffixes are those that vLLM's dashboards know. All metrics are named `tandem:..
 the model's name.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
@@ -13,9 +13,10 @@ from prometheus_client.registry import Collector
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.errors import Rejection
 from tandem.facts.request import FinishReason, Request
+from tandem.facts.step_totals import DraftTotals
 from tandem.facts.steps import StepPlan
 from tandem.messages.worker import EmitTokens
-from tandem.observe.registry import COUNTER, GAUGE, TOKENS, ModelRegistry
+from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, TOKENS, ModelRegistry, family
 from tandem.observe.tenant_metrics import OneTenant, TenantMetrics
 
 NS_PER_S = 1e9
@@ -149,6 +150,23 @@ class RequestMetrics:
         clock.last_token_ns = now_ns
 
 
+# As vLLM names them, but for the last.
+DRAFT_COUNTS: Sequence[tuple[str, str, Callable[[DraftTotals], float]]] = (
+    ("spec_decode_num_drafts", "Drafts that were checked", lambda t: t.drafts),
+    ("spec_decode_num_draft_tokens", "Draft tokens that were checked", lambda t: t.draft_tokens),
+    ("spec_decode_num_accepted_tokens", "Of those that were kept", lambda t: t.accepted_tokens),
+    (
+        "spec_decode_num_declined",
+        "Steps of a sequence without drafts, because these cost more than they bring",
+        lambda t: t.declined,
+    ),
+)
+ACCEPTED_BY_PLACE = (
+    "spec_decode_num_accepted_tokens_per_pos",
+    "Draft tokens that were kept, by their place in the draft",
+)
+
+
 class WorkerMetrics(Collector):
     """Of one worker, whose machine is read when Prometheus asks."""
 
@@ -187,3 +205,16 @@ class WorkerMetrics(Collector):
             ("num_preemptions", "Sequences put back", planner.preemptions),
         ):
             yield figure(COUNTER, name, text, count)
+        if self._machine.drafting is not None:
+            totals = self._machine.drafting.totals
+            for name, text, read in DRAFT_COUNTS:
+                yield figure(COUNTER, name, text, read(totals))
+            yield family(
+                COUNTER,
+                *ACCEPTED_BY_PLACE,
+                (MODEL_LABEL, "position"),
+                [
+                    ((self._registry.model_name, str(place)), count)
+                    for place, count in enumerate(totals.accepted_by_place)
+                ],
+            )

@@ -362,6 +362,9 @@ class GatewayMachine:
 
     def _load_reported(self, member: Member, load: LoadReported, now_ns: int) -> LoadReported:
         """The load alone, without what the worker's steps took, which is learnt from."""
+        if load.drafts is not None:
+            member.drafts = load.drafts
+            load = structs.replace(load, drafts=None)
         if load.steps:
             member.steps = load.steps
             if capacity := self.costs.steps_reported(load.worker, load.steps, now_ns):

@@ -13,7 +13,7 @@ from tandem.facts.blocks import NO_SALT, CacheRoot
 from tandem.facts.correction import Correction
 from tandem.facts.fleet import Role
 from tandem.facts.kv import BlockFormat, KvGeometry, MoveReport, TierFigures
-from tandem.facts.step_totals import StepTotals
+from tandem.facts.step_totals import DraftTotals, StepTotals
 from tandem.messages.cluster import (
     PROTOCOL,
     PeerJoined,
@@ -123,9 +123,9 @@ class Counters(WorkerCounters):
 @dataclass(slots=True)
 class Member:
     """One worker. `reported`: `load` is newer than the last look at it; `let_go`: since it began to
-    drain, it was sent `NotNeeded`; `tiers` are the figures of its slower tiers and `steps` the
-    totals of its steps, as last reported. A `spare` takes no requests because the planner has it
-    stand by. It serves another `model` than the cluster's, or (empty) that."""
+    drain, it was sent `NotNeeded`; `tiers` are the figures of its slower tiers, `steps` and
+    `drafts` the totals of its steps, as last reported. A `spare` takes no requests because the
+    planner has it stand by. It serves another `model` than the cluster's, or (empty) that."""
 
     peer: str
     registration: Register
@@ -140,6 +140,7 @@ class Member:
     counters: Counters = field(default_factory=Counters)
     tiers: tuple[TierFigures, ...] = ()
     steps: tuple[StepTotals, ...] = ()
+    drafts: DraftTotals | None = None
     # The peers that it was introduced to: each before it reads from it for the first time. With
     # everybody introduced at the start, a fleet would get as many messages as it has pairs.
     introduced: set[str] = field(default_factory=set)
@@ -384,6 +385,7 @@ def worker_status(member: Member, last_seen_s: float, correction: Correction) ->
         export=register.export,
         tiers=member.tiers,
         steps=member.steps,
+        drafts=member.drafts,
         correction=correction,
         **structs.asdict(member.counters),
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.facts.fleet import Role
-from tandem.facts.step_totals import StepTotals
+from tandem.facts.step_totals import DraftTotals, StepTotals
 from tandem.messages.cluster import Drain, Registered, TiersReported
 
 
@@ -66,23 +66,27 @@ REGISTER_AGAIN_NS = 5_000_000_000
 # At most so many reports are sent within a report interval while requests end.
 REPORTS_AN_INTERVAL = 20
 # What steps took is reported so often at most.
-STEPS_REPORT_NS = 1_000_000_000
+TOTALS_REPORT_NS = 1_000_000_000
+# Of steps, and of drafts where there are any.
+Totals = tuple[tuple[StepTotals, ...], DraftTotals | None]
+NO_TOTALS: Totals = ((), None)
 
 
 @dataclass(slots=True)
 class GatewayConnection:
     """The connection to one gateway. `terms` is None until the gateway has registered the worker,
     which sent `Register` last at `registered_ns`; `reported_state` is the (role, accepting, spare)
-    last reported to the gateway, `reported_tiers` the figures of slower tiers, `reported_steps`
-    what its steps took, at `steps_reported_ns`. `received_events` of its router have come since it
-    was registered. `not_needed`: the gateway has let the draining worker go."""
+    last reported to the gateway, `reported_tiers` the figures of slower tiers, `reported_totals`
+    what its steps took and what came of its drafts, at `totals_reported_ns`. `received_events` of
+    its router have come since it was registered. `not_needed`: the gateway has let the draining
+    worker go."""
 
     terms: Registered | None = None
     registered_ns: int | None = None
     reported_state: tuple[Role, bool, bool] | None = None
     reported_tiers: TiersReported | None = None
-    reported_steps: tuple[StepTotals, ...] = ()
-    steps_reported_ns: int | None = None
+    reported_totals: Totals = NO_TOTALS
+    totals_reported_ns: int | None = None
     last_message_ns: int = 0
     reported_ns: int = 0
     received_events: int = 0
@@ -113,17 +117,17 @@ class GatewayConnection:
     def forget(self) -> None:
         """The gateway does not have the worker (any more)."""
         self.terms = self.registered_ns = self.reported_state = None
-        self.reported_steps, self.steps_reported_ns = (), None
+        self.reported_totals, self.totals_reported_ns = NO_TOTALS, None
 
-    def steps_due(self, totals: tuple[StepTotals, ...], now_ns: int) -> tuple[StepTotals, ...]:
-        """What the report of this instant says of steps: nothing where that is known, or was said a
-        moment ago."""
-        last_ns = self.steps_reported_ns
-        if totals is self.reported_steps or (
-            last_ns is not None and now_ns - last_ns < STEPS_REPORT_NS
+    def totals_due(self, totals: Totals, now_ns: int) -> Totals:
+        """What the report of this instant says of steps and drafts: nothing where that is known, or
+        was said a moment ago."""
+        last_ns, known = self.totals_reported_ns, self.reported_totals
+        if (totals[0] is known[0] and totals[1] is known[1]) or (
+            last_ns is not None and now_ns - last_ns < TOTALS_REPORT_NS
         ):
-            return ()
-        self.reported_steps, self.steps_reported_ns = totals, now_ns
+            return NO_TOTALS
+        self.reported_totals, self.totals_reported_ns = totals, now_ns
         return totals
 
     def reported(self, now_ns: int) -> None:

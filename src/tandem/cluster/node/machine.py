@@ -365,10 +365,12 @@ class NodeMachine:
         self, load: LoadReported, connection: GatewayConnection, now_ns: int
     ) -> LoadReported:
         events = connection.received_events
-        steps = connection.steps_due(self.work.machine.step_tally.totals, now_ns)
-        if load.received_events == events and not steps:
+        machine = self.work.machine
+        totals = (machine.step_tally.totals, machine.drafting.totals if machine.drafting else None)
+        steps, drafts = connection.totals_due(totals, now_ns)
+        if load.received_events == events and not steps and drafts is None:
             return load
-        return addressed(load, events, steps)
+        return addressed(load, events, steps, drafts)
 
     def _report_role_state(self, *, begun: bool = False) -> Effects:
         """To all gateways. When a drain has `begun`, each of them must send `NotNeeded` anew."""

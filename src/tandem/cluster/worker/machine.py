@@ -32,7 +32,7 @@ from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from tandem.facts.kv import chain_names
 from tandem.facts.request import LONGEST_DEADLINE_S, Request
-from tandem.facts.step_totals import StepTotals
+from tandem.facts.step_totals import DraftTotals, StepTotals
 from tandem.facts.steps import StepResult
 from tandem.messages.router import LoadReported
 from tandem.messages.worker import (
@@ -471,8 +471,14 @@ def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
     )
 
 
-def addressed(load: LoadReported, events: int, steps: tuple[StepTotals, ...]) -> LoadReported:
-    """The same load of a worker that had received so many events, with what its steps took."""
+def addressed(
+    load: LoadReported,
+    events: int,
+    steps: tuple[StepTotals, ...],
+    drafts: DraftTotals | None = None,
+) -> LoadReported:
+    """The same load of a worker that had received so many events, with what its steps took and
+    what came of its drafts."""
     return LoadReported(
         load.worker,
         load.running_sequences,
@@ -482,6 +488,7 @@ def addressed(load: LoadReported, events: int, steps: tuple[StepTotals, ...]) ->
         load.free_blocks,
         events,
         steps,
+        drafts,
     )
 
 

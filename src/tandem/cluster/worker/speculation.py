@@ -3,11 +3,10 @@
 from collections.abc import Sequence as Ordered
 from itertools import takewhile
 
-from msgspec import Struct
-
 from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
 from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase
+from tandem.facts.step_totals import DraftTotals
 from tandem.facts.steps import StepResult
 from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Speculation
 
@@ -18,17 +17,6 @@ RULE_STEPS = 8
 _ANY = (DraftRecord(),)
 
 
-class DraftCounts(Struct):
-    """Since the start: rows that checked drafts, draft tokens that were checked and kept, in all
-    and by their place, and the rows that had none because drafts cost more than they bring."""
-
-    drafts: int
-    draft_tokens: int
-    accepted_tokens: int
-    accepted_by_place: list[int]
-    declined: int
-
-
 class Drafting:
     """Owns what was learnt; asked by the planner, told by the machine."""
 
@@ -36,7 +24,9 @@ class Drafting:
         self, speculation: Speculation, vocabulary_tokens: int, pipeline_stages: int
     ) -> None:
         self.speculation = speculation
-        self.counts = DraftCounts(0, 0, 0, [0] * speculation.most_tokens, 0)
+        self._drafts = self._draft_tokens = self._declined = 0
+        self._accepted_by_place = [0] * speculation.most_tokens
+        self._totals: DraftTotals | None = None
         self._vocabulary_tokens = vocabulary_tokens
         # The steps of a pipeline overlap.
         self._overlap = pipeline_stages > 1
@@ -45,6 +35,16 @@ class Drafting:
         self._rule = NO_DRAFTS
         self._rule_rows = -1
         self._rule_steps = 0
+
+    @property
+    def totals(self) -> DraftTotals:
+        """Since the start; the same object as long as nothing has changed."""
+        if self._totals is None:
+            accepted = self._accepted_by_place
+            self._totals = DraftTotals(
+                self._drafts, self._draft_tokens, sum(accepted), tuple(accepted), self._declined
+            )
+        return self._totals
 
     @property
     def pays(self) -> bool:
@@ -59,7 +59,8 @@ class Drafting:
             self._rule_rows, self._rule_steps = len(running), 0
             self._rule = self._decided(running)
         if not self._rule.longest:
-            self.counts.declined += len(running)
+            self._declined += len(running)
+            self._totals = None
         return self._rule
 
     def chances(self, record: DraftRecord) -> DraftChances:
@@ -95,12 +96,11 @@ class Drafting:
         self._history.step_landed()
 
     def _count(self, drafted: int, kept: int) -> None:
-        counts = self.counts
-        counts.drafts += 1
-        counts.draft_tokens += drafted
-        counts.accepted_tokens += kept
+        self._drafts += 1
+        self._totals = None
+        self._draft_tokens += drafted
         for place in range(kept):
-            counts.accepted_by_place[place] += 1
+            self._accepted_by_place[place] += 1
 
     def _sound(self, proposal: Ordered[int], wanted: int) -> tuple[int, ...]:
         """As much of a proposal as can be drafted, whoever made it."""

@@ -58,14 +58,16 @@ FollowerLink = RankLink[ToLeader, ToFollower]
 
 class FollowerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One rank but the first of the worker in `worker`, whose options already have the sizes that
-    the leader chose, and whose KV has that `identity`. All ranks meet at `meeting_place`. `agent`
-    begins the names of the worker's processes; `parent` is the leader's."""
+    the leader chose, and whose KV has that `identity` and so many `blocks`. All ranks meet at
+    `meeting_place`. `agent` begins the names of the worker's processes; `parent` is the
+    leader's."""
 
     worker: WorkerSetup
     rank: int
     agent: str
     meeting_place: str
     identity: str
+    blocks: int
     parent: int = msgspec.field(default_factory=os.getpid)
 
 
@@ -91,6 +93,8 @@ def _follow(setup: FollowerSetup, link: FollowerLink) -> str:
     startup = StartUp(f"{setup.worker.worker} rank {setup.rank}")
     startup.so_far("import")
     planned = plan_worker(setup.worker, leads=False)
+    # Others read from a place that the number of blocks decides.
+    assert planned.export.block_count == setup.blocks
     if planned.export.identity != setup.identity:
         raise InvalidConfiguration(
             "the first rank computes other numbers: weights or configuration changed while the "

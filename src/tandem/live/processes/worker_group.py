@@ -225,6 +225,7 @@ def _start_followers(planned: PlannedWorker, agent: str, meeting: str) -> dict[i
             agent=agent,
             meeting_place=meeting,
             identity=planned.export.identity,
+            blocks=planned.export.block_count,
         )
         follower.begin(msgspec.json.encode(setup))
     return followers
