@@ -12,6 +12,9 @@ from typing import Any
 
 Message = dict[str, Any]
 
+# What opens each of the assistant's turns, always a part of its own.
+ASSISTANT = "<|im_start|>assistant\n"
+
 # Tools and parameters go by other names in each prompt and have to be read there.
 NAME_WEIGHT = 4.0
 _CALL_NAMES = re.compile(r'(?<=")((?<={"name": ")\w+|(?!name|arguments)\w+(?=": ))')
@@ -35,7 +38,7 @@ def system(content: str) -> Part:
 
 def assistant(reply: Iterable[Part]) -> list[Part]:
     """The assistant's turn; its end is learnt like its words."""
-    return [Part("<|im_start|>assistant\n"), *reply, Part("<|im_end|>", 1.0), Part("\n")]
+    return [Part(ASSISTANT), *reply, Part("<|im_end|>", 1.0), Part("\n")]
 
 
 def tool_header(tools: Sequence[dict[str, Any]]) -> Part:

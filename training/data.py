@@ -77,12 +77,18 @@ def chat_parts(rng: Random) -> list[Part]:
     kind = rng.random()
     if kind < ARITHMETIC_SHARE:
         return opening + _task_turns(arithmetic(rng, held_out=False), ARITHMETIC_WEIGHT)
-    spoken: list[Part] = []
-    for asked, reply in english_turns(rng):
-        spoken += [user(asked), *assistant([Part(reply, 1.0)])]
+    spoken = english_parts(rng)
     if kind < ARITHMETIC_SHARE + MIXED_SHARE:
         spoken += _task_turns(arithmetic(rng, held_out=False), ARITHMETIC_WEIGHT)
     return opening + spoken
+
+
+def english_parts(rng: Random) -> list[Part]:
+    """A conversation of the English domain."""
+    spoken: list[Part] = []
+    for asked, reply in english_turns(rng):
+        spoken += [user(asked), *assistant([Part(reply, 1.0)])]
+    return spoken
 
 
 def tool_parts(rng: Random) -> list[Part]:

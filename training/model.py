@@ -66,15 +66,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """`past`, where given, holds keys and values of earlier tokens and is extended in place."""
         b, t, _ = x_BTC.shape
-        s = self.shape
-        q = rotate(
-            self.q_norm(self.q_proj(x_BTC).view(b, t, s.query_heads, s.head_dim)), cos_TD, sin_TD
-        )
-        k = rotate(
-            self.k_norm(self.k_proj(x_BTC).view(b, t, s.kv_heads, s.head_dim)), cos_TD, sin_TD
-        )
-        v = self.v_proj(x_BTC).view(b, t, s.kv_heads, s.head_dim)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = self.projected(x_BTC, cos_TD, sin_TD)
         if past is not None:
             past[:] = (
                 [torch.cat((old, new), 2) for old, new in zip(past, (k, v), strict=True)]
@@ -82,13 +74,27 @@ class Attention(nn.Module):
                 else [k, v]
             )
             k, v = past
-        group = s.query_heads // s.kv_heads
-        if group > 1:
-            # Expanded by hand: the grouped path of SDPA is slow on a CPU.
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        k, v = self.for_queries(k), self.for_queries(v)
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=t > 1)
         mixed: Tensor = self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
         return mixed
+
+    def projected(
+        self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [rows, heads, tokens, head dim], rotated."""
+        b, t, _ = x_BTC.shape
+        s = self.shape
+        q = self.q_norm(self.q_proj(x_BTC).view(b, t, s.query_heads, s.head_dim))
+        k = self.k_norm(self.k_proj(x_BTC).view(b, t, s.kv_heads, s.head_dim))
+        v = self.v_proj(x_BTC).view(b, t, s.kv_heads, s.head_dim)
+        q, k = rotate(q, cos_TD, sin_TD), rotate(k, cos_TD, sin_TD)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def for_queries(self, x_BKTD: Tensor) -> Tensor:
+        """Keys or values once a query head, by hand: the grouped path of SDPA is slow on a CPU."""
+        group = self.shape.query_heads // self.shape.kv_heads
+        return x_BKTD.repeat_interleave(group, 1) if group > 1 else x_BKTD
 
 
 class FeedForward(nn.Module):

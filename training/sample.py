@@ -9,9 +9,10 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from chat import tool_header, turns
+from chat import ASSISTANT, tool_header, turns
 from model import Decoder
 from tandem.bench.tasks.arithmetic import arithmetic
+from tandem.bench.tasks.fluency import fluency
 from tandem.bench.tasks.recall import recall
 from tandem.bench.tasks.task import Task, score
 from tandem.bench.tasks.tool_call import tool_call
@@ -22,7 +23,7 @@ Sampler = Callable[[torch.Tensor], int]
 def prompt_text(task: Task) -> str:
     """The prompt of a task, up to where the assistant begins."""
     parts = [tool_header(task.tools)] if task.tools else []
-    return "".join(part.text for part in parts + turns(task.messages)) + "<|im_start|>assistant\n"
+    return "".join(part.text for part in parts + turns(task.messages)) + ASSISTANT
 
 
 @torch.inference_mode()
@@ -53,7 +54,8 @@ def reply(
 
 
 def held_out_tasks(tokenizer: Tokenizer, suite: str, count: int, seed: int) -> list[Task]:
-    """Tasks of a suite: arithmetic, tool_call, or recall with its context, as in recall-2048."""
+    """Tasks of a suite: arithmetic, tool_call, fluency, or recall with its context, as in
+    recall-2048."""
     rng = Random(f"{suite} {seed}")
     if suite.startswith("recall-"):
         context_tokens = int(suite.removeprefix("recall-"))
@@ -61,6 +63,8 @@ def held_out_tasks(tokenizer: Tokenizer, suite: str, count: int, seed: int) -> l
             recall(rng, context_tokens, lambda text: len(tokenizer.encode(text).ids))
             for _ in range(count)
         ]
+    if suite == "fluency":
+        return [fluency(rng) for _ in range(count)]
     draw = {"arithmetic": arithmetic, "tool_call": tool_call}[suite]
     return [draw(rng, held_out=True) for _ in range(count)]
 

@@ -17,7 +17,7 @@ from random import Random
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from data import VALUE_WEIGHT, Encoder, Row, chat_parts, echo_parts, recall_parts, tool_parts
@@ -103,7 +103,11 @@ def rate_factor(step: int, share: float) -> float:
     return min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, max(0.0, (1 - share) / (1 - DECAY_FROM)))
 
 
-def optimizers_for(model: Decoder) -> list[torch.optim.Optimizer]:
+def optimizers_for(
+    model: nn.Module,
+    peak_matrix_rate: float = PEAK_MATRIX_RATE,
+    peak_other_rate: float = PEAK_OTHER_RATE,
+) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [
         weight
@@ -115,13 +119,13 @@ def optimizers_for(model: Decoder) -> list[torch.optim.Optimizer]:
     ]
     muon = torch.optim.Muon(
         matrices,
-        lr=PEAK_MATRIX_RATE,
+        lr=peak_matrix_rate,
         momentum=0.95,
         weight_decay=0.01,
         adjust_lr_fn="match_rms_adamw",
     )
     adam = torch.optim.AdamW(
-        others, lr=PEAK_OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+        others, lr=peak_other_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
     for optimizer in (muon, adam):
         for group in optimizer.param_groups:

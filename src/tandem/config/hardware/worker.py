@@ -141,7 +141,8 @@ def bundled_devices() -> list[str]:
 
 
 def bundled_models() -> list[str]:
-    weights = [path.parent.name for path in BUNDLED.glob("*/config.json")]
+    # Speculative heads have a config.json, too, and no tokenizer of their own.
+    weights = [path.parent.name for path in BUNDLED.glob("*/tokenizer.json")]
     return sorted([path.stem for path in MODELS.glob("*.json")] + weights)
 
 
