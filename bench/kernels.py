@@ -20,7 +20,7 @@ from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.linear import Storage
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
-from tandem.kernels.sampling import SamplingRows
+from tandem.kernels.sampling import LateFilters, SamplingRows
 
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
 BLOCK_SIZE = 16
@@ -162,11 +162,15 @@ def bench_small(bench: Bench) -> None:
 def bench_sampling(bench: Bench) -> None:
     rows, vocabulary = 64, 152_064
     logits, one = torch.randn(rows, vocabulary) * 2, torch.ones(rows)
-    for name, temperature, top_k, top_p in (
-        ("greedy", 0.0, 0, 1.0),
-        ("temperature", 1.0, 0, 1.0),
-        ("top_k 50", 1.0, 50, 1.0),
-        ("top_p 0.9", 1.0, 0, 0.9),
+    typical = LateFilters(one * 0.9, one * 0, one * 0)
+    xtc = LateFilters(one, one * 0.1, one)
+    for name, temperature, top_k, top_p, late in (
+        ("greedy", 0.0, 0, 1.0, None),
+        ("temperature", 1.0, 0, 1.0, None),
+        ("top_k 50", 1.0, 50, 1.0, None),
+        ("top_p 0.9", 1.0, 0, 0.9, None),
+        ("typical_p 0.9", 1.0, 0, 1.0, typical),
+        ("xtc", 1.0, 0, 1.0, xtc),
     ):
         parameters = SamplingRows(
             one * temperature,
@@ -175,6 +179,7 @@ def bench_sampling(bench: Bench) -> None:
             one * 0,
             torch.arange(rows),
             torch.arange(rows),
+            late,
         )
         run: Callable[[], object] = partial(bench.kernels.sample, logits, parameters)
         bench.bytes_line(f"sample {name}, 64 x 152k", logits.numel() * 4, run)

@@ -71,6 +71,13 @@ def test_sampling_fields_arrive(client, generator, text):
         extra_body={
             "top_k": -1,
             "min_p": 0.1,
+            "typical_p": 0.9,
+            "xtc_threshold": 0.2,
+            "xtc_probability": 0.5,
+            "dry_multiplier": 0.8,
+            "dry_base": 1.5,
+            "dry_allowed_length": 3,
+            "dry_penalty_last_n": 64,
             "repetition_penalty": 1.1,
             "min_tokens": 2,
             "stop_token_ids": [9],
@@ -85,6 +92,10 @@ def test_sampling_fields_arrive(client, generator, text):
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 0)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.1)
     assert sampling.presence_penalty == 0.5
+    assert sampling.typical_p == 0.9
+    assert (sampling.xtc_threshold, sampling.xtc_probability) == (0.2, 0.5)
+    assert (sampling.dry_multiplier, sampling.dry_base) == (0.8, 1.5)
+    assert (sampling.dry_allowed_length, sampling.dry_penalty_last_n) == (3, 64)
     assert sampling.seed == SEED_LIMIT - 1
     assert (sampling.max_tokens, sampling.min_tokens) == (7, 2)
     assert sampling.logit_bias == ((5, 2.0),)
@@ -94,6 +105,68 @@ def test_sampling_fields_arrive(client, generator, text):
     spelled = [text.tokenizer.decode(word) for word in sampling.bad_words]
     assert spelled == ["fox", " fox"]
     assert (request.priority, request.cache_salt) == (-3, "s")
+
+
+def test_the_end_of_a_conversation_may_be_kept(client, generator, text):
+    long = [{"role": "user", "content": "the fox jumps " * 400}]
+    with pytest.raises(openai.BadRequestError, match="context"):
+        chat(client, messages=long)
+    chat(client, messages=long, extra_body={"truncate_prompt_tokens": -1})
+    chat(client, messages=long, max_tokens=40, extra_body={"truncate_prompt_tokens": -1})
+    most, beside, context = *generator.requests, generator.card.context_tokens
+    assert (len(most.prompt_tokens), most.sampling.max_tokens) == (context - 1, 1)
+    assert (len(beside.prompt_tokens), beside.sampling.max_tokens) == (context - 40, 40)
+    assert text.tokenizer.decode(beside.prompt_tokens).endswith("jumps \nassistant\n")
+
+
+def test_words_can_be_biased_and_banned(client, generator, text):
+    def spelled(word):
+        return text.tokenizer.encode(word, add_special_tokens=False)
+
+    pairs = [[5, 2], ["the fox", -1.5], ["fox", False], [7, False]]
+    chat(client, extra_body={"logit_bias": pairs, "bad_words": ["dog"]})
+    chat(client, logit_bias={"5": 2.0, "the fox": -1.5, "fox": False, "7": False})
+    chat(client, extra_body={"logit_bias": [[5, 2]], "bad_words": ["fox"]})
+    first, second, plain = (request.sampling for request in generator.requests)
+    tokens = [5, *dict.fromkeys((*spelled("the fox"), *spelled(" the fox")))]
+    assert len(tokens) > 2
+    assert first.logit_bias == tuple((t, 2.0 if t == 5 else -1.5) for t in tokens)
+    never = (spelled("fox"), spelled(" fox"), (7,))
+    assert first.bad_words == (spelled("dog"), spelled(" dog"), *never)
+    assert (second.logit_bias, second.bad_words) == (first.logit_bias, never)
+    assert plain.bad_words == never[:2]
+
+
+def test_dry_has_breakers_of_its_own_or_the_usual_ones(client, generator, text):
+    def breakers(**fields):
+        chat(client, extra_body=fields)
+        return generator.requests[-1].sampling.dry_sequence_breakers
+
+    def ends(*texts):
+        spelled = [text.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+        return {tokens[-1] for tokens in spelled}
+
+    assert breakers() == breakers(dry_sequence_breakers=["fox"]) == ()
+    usual = set(breakers(dry_multiplier=0.8))
+    assert ends("\n", ":", '"', "*") <= usual
+    own = breakers(dry_multiplier=0.8, dry_sequence_breakers=["fox"], dry_penalty_last_n=-1)
+    assert set(own) == ends("fox", " fox", "afox")
+    assert breakers(dry_multiplier=0.8, dry_sequence_breakers=[]) == ()
+
+
+def test_logprobs_may_name_tokens_by_their_ids(client, generator, text):
+    extra = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    fields = {"logprobs": True, "top_logprobs": 2}
+    plain = chat(client, **fields).choices[0].logprobs.content
+    choice = chat(client, extra_body=extra, **fields).choices[0]
+    assert [each.token for each in choice.logprobs.content] == [
+        f"token_id:{token}" for token in choice.token_ids[: len(plain)]
+    ]
+    assert [each.bytes for each in choice.logprobs.content] == [each.bytes for each in plain]
+    assert [each.token for each in choice.logprobs.content[0].top_logprobs] == [
+        "token_id:0",
+        "token_id:1",
+    ]
 
 
 def test_defaults_come_from_the_checkpoint(client, generator):

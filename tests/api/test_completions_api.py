@@ -41,6 +41,26 @@ def test_whole_numbers_may_be_written_as_floats(http, generator):
     assert generator.requests[0].prompt_tokens == (5,)
 
 
+def test_the_end_of_a_prompt_may_be_kept(client, generator):
+    ids = list(range(5, 25))
+    extra = {"truncate_prompt_tokens": 3}
+    complete(client, prompt=[ids, ids[:2]], extra_body=extra)
+    assert [r.prompt_tokens for r in generator.requests] == [tuple(ids[-3:]), tuple(ids[:2])]
+    answer = complete(client, prompt="the fox jumps over", echo=True, extra_body=extra)
+    assert answer.choices[0].text.endswith("overhello world")
+    assert answer.usage.prompt_tokens == 3
+    # What the context has room for beside the answer; longer prompts than that are refused else.
+    long = ids * (generator.card.context_tokens // len(ids) + 1)
+    with pytest.raises(openai.BadRequestError, match="context"):
+        complete(client, prompt=long)
+    complete(client, prompt=long, max_tokens=30, extra_body={"truncate_prompt_tokens": -1})
+    request = generator.requests[-1]
+    assert len(request.prompt_tokens) == generator.card.context_tokens - 30
+    assert list(request.prompt_tokens) == long[-len(request.prompt_tokens) :]
+    with pytest.raises(openai.BadRequestError, match="context"):
+        complete(client, prompt=long * 4, extra_body={"truncate_prompt_tokens": -1})
+
+
 def test_echo(client, generator):
     assert complete(client, echo=True).choices[0].text == "hellohello world"
     assert complete(client, prompt=[[300], [301]], echo=True).choices[1].text != "hello world"
@@ -63,6 +83,23 @@ def test_logprobs_in_the_old_form(client, generator):
     streamed = [offset for chunk in chunks if chunk for offset in chunk.text_offset]
     assert streamed == logprobs.text_offset
     assert complete(client, logprobs=0).choices[0].logprobs.top_logprobs[0]
+
+
+def test_logprobs_may_name_tokens_by_their_ids(client, generator):
+    generator.script.answer = "the fox 🚀 jumps"
+    by_text = complete(client, logprobs=2).choices[0].logprobs
+    extra = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    answer = complete(client, logprobs=2, extra_body=extra).choices[0]
+    named = [f"token_id:{token}" for token in answer.token_ids[: len(by_text.tokens)]]
+    assert answer.logprobs.tokens == named
+    assert answer.logprobs.text_offset == by_text.text_offset
+    assert answer.logprobs.token_logprobs == by_text.token_logprobs
+    assert all(name in top for name, top in zip(named, answer.logprobs.top_logprobs, strict=True))
+    assert "token_id:1" in answer.logprobs.top_logprobs[0]
+    chunks = [
+        c.choices[0].logprobs for c in complete(client, logprobs=2, extra_body=extra, stream=True)
+    ]
+    assert [name for chunk in chunks if chunk for name in chunk.tokens] == named
 
 
 def test_streaming_equals_the_answer(client, generator):

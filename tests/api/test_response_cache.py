@@ -79,6 +79,8 @@ def test_a_seed_of_the_client_makes_an_answer_certain_and_none_does_not(ask):
         {"logit_bias": {"5": 1}},
         {"allowed_token_ids": [5]},
         {"bad_words": ["fox"]},
+        {"typical_p": 0.5},
+        {"dry_multiplier": 0.8},
         {"stop": "fox"},
         {"min_tokens": 2},
         {"cache_salt": "another"},

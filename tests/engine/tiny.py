@@ -14,9 +14,10 @@ from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.facts.request import Request
+from tandem.facts.sampling import SamplingParameters
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
-from tandem.kernels.sampling import SamplingRows, TokenLogprobs
+from tandem.kernels.sampling import LateFilters, SamplingRows, TokenLogprobs
 from tandem.kv.layout import KvDtype
 from tandem.messages.worker import (
     EmitTokens,
@@ -264,6 +265,7 @@ def _naive_draw(logits, tokens: list[int], request: Request, kernels: Kernels) -
         if token in answer:
             times = answer.count(token)
             value = value - (sampling.frequency_penalty * times + sampling.presence_penalty)
+        value = value - naive_dry(tokens, token, sampling)
         for biased, bias in sampling.logit_bias:
             value = value + bias if biased == token else value
         if token in sampling.stop_token_ids and len(answer) < sampling.min_tokens:
@@ -284,5 +286,27 @@ def _naive_draw(logits, tokens: list[int], request: Request, kernels: Kernels) -
         min_p=torch.tensor([sampling.min_p], dtype=torch.float32),
         seed=torch.tensor([sampling.seed - (sampling.seed >> 63 << 64)]),  # as int64
         position=torch.tensor([len(tokens)]),
+        late=LateFilters(
+            typical_p=torch.tensor([sampling.typical_p], dtype=torch.float32),
+            xtc_threshold=torch.tensor([sampling.xtc_threshold], dtype=torch.float32),
+            xtc_probability=torch.tensor([sampling.xtc_probability], dtype=torch.float32),
+        ),
     )
     return int(kernels.sample(wished[None], rows)[0])
+
+
+def naive_dry(tokens: list[int], token: int, sampling: SamplingParameters) -> float:
+    """What the token costs: each place where it stood is compared with the end, one by one."""
+    back = sampling.dry_penalty_last_n
+    seen = tokens if back < 0 else tokens[len(tokens) - min(back, len(tokens)) :]
+    longest = 0
+    for place in (p for p, other in enumerate(seen) if other == token):
+        length = 0
+        while length < place and seen[place - 1 - length] == seen[-1 - length]:
+            if seen[-1 - length] in sampling.dry_sequence_breakers:
+                break
+            length += 1
+        longest = max(longest, length)
+    if longest < sampling.dry_allowed_length or token in sampling.dry_sequence_breakers:
+        return 0.0
+    return sampling.dry_multiplier * sampling.dry_base ** (longest - sampling.dry_allowed_length)

@@ -87,6 +87,9 @@ TREASURE = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "treasure", "schema": TREASURE}}
 BEST_OF_THREE = {"scaling": {"method": "best-of-n", "samples": 3}}
+FILTERS = {
+    "typical_p": 0.9, "xtc_probability": 0.5, "dry_multiplier": 0.8, "dry_allowed_length": 1,
+}  # fmt: skip
 QUESTIONS = {
     "greedy": lambda client: _chat(client, LONG, temperature=0, max_tokens=24),
     "greedy again": lambda client: _chat(client, LONG, temperature=0, max_tokens=24),
@@ -107,6 +110,12 @@ QUESTIONS = {
     ),
     "best of three": lambda client: _chat(
         client, "What is 73 * 58?", seed=4, temperature=1, max_tokens=120, extra_body=BEST_OF_THREE
+    ),
+    "beams": lambda client: _completed(
+        client, "Once " * 90, n=2, max_tokens=6, temperature=0, extra_body={"use_beam_search": True}
+    ),
+    "best of four, of many filters": lambda client: _completed(
+        client, LONG, n=2, best_of=4, seed=12, max_tokens=24, temperature=1, extra_body=FILTERS
     ),
     "completion": lambda client: _completed(client, "Once " * 90, temperature=0, **LONG_ANSWER),
     "two of a schema": lambda client: _chat(

@@ -1,5 +1,7 @@
 """Sampling: the noise's known answers, the filters' meaning, and both faces drawing alike."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,15 @@ from hypothesis import strategies as st
 
 from tandem.kernels.faces import Kernels
 from tandem.kernels.native import KernelArgumentError
-from tandem.kernels.sampling import NO_TOKEN, SamplingRows, gumbel, philox
+from tandem.kernels.sampling import (
+    COIN_STREAM,
+    NO_TOKEN,
+    LateFilters,
+    SamplingRows,
+    coin,
+    gumbel,
+    philox,
+)
 
 # Random123's published vectors for philox4x32-10: counter, key, output.
 KNOWN_ANSWERS = [
@@ -25,6 +35,11 @@ def rows_of(count: int, **parameters: float) -> SamplingRows:
     def filled(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((count,), parameters.get(name, default), dtype=dtype)
 
+    late = LateFilters(
+        typical_p=filled("typical_p", 1.0, torch.float32),
+        xtc_threshold=filled("xtc_threshold", 0.1, torch.float32),
+        xtc_probability=filled("xtc_probability", 0.0, torch.float32),
+    )
     return SamplingRows(
         temperature=filled("temperature", 1.0, torch.float32),
         top_k=filled("top_k", 0, torch.int32),
@@ -32,7 +47,15 @@ def rows_of(count: int, **parameters: float) -> SamplingRows:
         min_p=filled("min_p", 0.0, torch.float32),
         seed=torch.arange(count) * 7919 - 5,
         position=torch.arange(count) + (1 << 33),
+        late=late if set(parameters) & set(vars(late)) else None,
     )
+
+
+def row_of(rows: SamplingRows, place: int) -> SamplingRows:
+    one = slice(place, place + 1)
+    columns = {name: value[one] for name, value in vars(rows).items() if name != "late"}
+    late = rows.late and LateFilters(*(value[one] for value in vars(rows.late).values()))
+    return SamplingRows(**columns, late=late)
 
 
 @pytest.mark.parametrize(("counter", "key", "output"), KNOWN_ANSWERS)
@@ -82,13 +105,30 @@ def test_both_faces_draw_the_same_tokens(
         min_p=mixed(0.5, 0.0, 0.4),
         seed=torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
         position=torch.randint(0, 2**40, (rows,), generator=generator),
+        late=LateFilters(
+            typical_p=mixed(0.4, 1.0, 1.0),
+            xtc_threshold=mixed(0.2, 0.0, 0.6),
+            xtc_probability=mixed(0.3, 0.0, 2.0),
+        )
+        if data.draw(st.booleans())
+        else None,
     )
     assert torch.equal(native.sample(logits, parameters), reference.sample(logits, parameters))
 
 
 def test_both_faces_draw_alike_from_a_real_vocabulary(native: Kernels, reference: Kernels) -> None:
     logits = torch.randn(4, 50_003) * torch.tensor([0.2, 1.0, 3.0, 6.0])[:, None]
-    for parameters in ({}, {"top_p": 0.95}, {"top_k": 3000}, {"top_k": 40, "top_p": 0.5}):
+    for parameters in (
+        {},
+        {"top_p": 0.95},
+        {"top_k": 3000},
+        {"top_k": 40, "top_p": 0.5},
+        {"typical_p": 0.9},
+        {"typical_p": 0.3, "top_p": 0.95},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+        {"xtc_probability": 1.0, "xtc_threshold": 1e-4},
+        {"typical_p": 0.8, "xtc_probability": 1.0, "xtc_threshold": 0.001},
+    ):
         rows = rows_of(4, **parameters)
         assert torch.equal(native.sample(logits, rows), reference.sample(logits, rows))
 
@@ -124,6 +164,76 @@ def test_frequencies_follow_the_filtered_distribution(
     assert chi_square < 40
 
 
+def naively_typical(weights: list[float], typical_p: float) -> set[int]:
+    """As the paper says it: the entropy, and the least set of its neighbours with enough mass."""
+    total = sum(weights)
+    surprises = [-math.log(weight / total) for weight in weights]
+    entropy = sum(w / total * s for w, s in zip(weights, surprises, strict=True))
+    nearest = sorted(range(len(weights)), key=lambda i: abs(surprises[i] - entropy))
+    kept: set[int] = set()
+    while sum(weights[i] for i in kept) < typical_p * total:
+        kept.add(nearest[len(kept)])
+    return kept
+
+
+def naively_excluded(weights: dict[int, float], threshold: float) -> set[int]:
+    """As llama.cpp: what stays of these tokens."""
+    total = sum(weights.values())
+    likely = sorted((i for i in weights if weights[i] >= threshold * total), key=weights.get)
+    return set(weights) - set(likely[1:])
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("seed", range(12))
+def test_late_filters_keep_what_their_definitions_say(
+    face: str, seed: int, request: pytest.FixtureRequest
+) -> None:
+    kernels: Kernels = request.getfixturevalue(face)
+    draws, vocabulary = 3000, 12
+    generator = torch.Generator().manual_seed(seed)
+    logits_V = 1.2 * torch.randn(vocabulary, generator=generator)
+    weights = torch.exp(logits_V.double()).tolist()
+    typical_p, threshold = (0.2, 0.5, 0.9, 1.0)[seed % 4], (0.05, 0.1, 0.3)[seed % 3]
+    typical = naively_typical(weights, typical_p)
+    left = naively_excluded({i: weights[i] for i in typical}, threshold)
+    logits = logits_V.expand(draws, vocabulary).contiguous()
+
+    only_typical = kernels.sample(logits, rows_of(draws, typical_p=typical_p))
+    parameters = {"typical_p": typical_p, "xtc_threshold": threshold}
+    always = kernels.sample(logits, rows_of(draws, xtc_probability=1.0, **parameters))
+    assert set(only_typical.tolist()) <= typical
+    assert set(always.tolist()) <= left
+    # Whatever is likely enough to be drawn at all is drawn.
+    for drawn, kept in ((only_typical, typical), (always, left)):
+        share = {i: weights[i] / sum(weights[k] for k in kept) for i in kept}
+        assert {i for i in kept if share[i] > 0.01} <= set(drawn.tolist())
+    # Half of the rows throw the coin, the same ones whatever else they draw.
+    half = kernels.sample(logits, rows_of(draws, xtc_probability=0.5, **parameters))
+    rows = rows_of(draws)
+    fallen = coin(rows.seed, rows.position) < 0.5
+    assert torch.equal(half, torch.where(fallen, always, only_typical))
+    assert abs(fallen.double().mean() - 0.5) < 0.05
+
+
+def test_the_coin_is_of_no_counter_that_noise_uses() -> None:
+    seed, position = torch.tensor([7]), torch.tensor([(3 << 32) + 5])
+    word = philox(
+        (torch.tensor(0), torch.tensor(5), torch.tensor(3), torch.tensor(COIN_STREAM)),
+        (seed, torch.tensor(0)),
+    )[0]
+    assert coin(seed, position) == ((word >> 8).double() + 0.5) / 2**24
+    noise = gumbel(seed, position, 4096)
+    assert not (noise == -torch.log(-torch.log(coin(seed, position)))).any()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_one_likely_token_is_never_excluded(face: str, request: pytest.FixtureRequest) -> None:
+    kernels: Kernels = request.getfixturevalue(face)
+    logits = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 1.0], [5.0, 5.0, -torch.inf]])
+    parameters = {"xtc_probability": 1.0, "xtc_threshold": 0.3, "top_k": 2}
+    assert kernels.sample(logits, rows_of(3, **parameters)).tolist() == [0, 1, 1]
+
+
 @pytest.mark.parametrize("face", FACES)
 def test_greedy_and_ties_take_the_lowest_id(face: str, request: pytest.FixtureRequest) -> None:
     kernels: Kernels = request.getfixturevalue(face)
@@ -132,6 +242,8 @@ def test_greedy_and_ties_take_the_lowest_id(face: str, request: pytest.FixtureRe
     assert kernels.sample(logits, rows_of(2, top_k=1)).tolist() == [1, 0]
     assert kernels.sample(logits, rows_of(2, top_p=0.0)).tolist() == [1, 0]
     assert kernels.sample(logits, rows_of(2, min_p=1.5)).tolist() == [1, 0]
+    greedy = {"temperature": 0.0, "typical_p": 0.1, "xtc_probability": 1.0, "xtc_threshold": 0.0}
+    assert kernels.sample(logits, rows_of(2, **greedy)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -146,6 +258,9 @@ def test_greedy_and_ties_take_the_lowest_id(face: str, request: pytest.FixtureRe
         {"min_p": 0.3},
         {"min_p": 2.0},
         {"top_k": 3000, "top_p": 0.9},
+        {"typical_p": 0.5},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+        {"typical_p": 0.5, "xtc_probability": 1.0, "temperature": 1e-38},
     ],
 )
 @pytest.mark.parametrize("vocabulary", [1, 61, 5003])
@@ -213,11 +328,10 @@ def test_greedy_takes_the_first_of_the_largest_wherever_they_are(
 def test_a_row_never_depends_on_its_company(face: str, request: pytest.FixtureRequest) -> None:
     kernels: Kernels = request.getfixturevalue(face)
     logits = torch.randn(30, 500)
-    rows = rows_of(30, top_p=0.9)
+    rows = rows_of(30, top_p=0.9, typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.02)
     together = kernels.sample(logits, rows)
     for i in range(30):
-        alone = SamplingRows(*(value[i : i + 1] for value in vars(rows).values()))
-        assert kernels.sample(logits[i : i + 1], alone)[0] == together[i]
+        assert kernels.sample(logits[i : i + 1], row_of(rows, i))[0] == together[i]
 
 
 @pytest.mark.parametrize("top_n", [0, 1, 5, 700])

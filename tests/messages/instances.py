@@ -45,6 +45,11 @@ def sampling(draw: st.DrawFn) -> SamplingParameters:
     return SamplingParameters(
         temperature=draw(st.floats(0, 100)),
         top_p=draw(st.floats(0.01, 1)),
+        typical_p=draw(st.floats(0.01, 1)),
+        xtc_probability=draw(st.floats(0, 1)),
+        dry_multiplier=draw(st.floats(0, 100)),
+        dry_penalty_last_n=draw(st.integers(-1, (1 << 31) - 1)),
+        dry_sequence_breakers=draw(many(tokens)),
         logit_bias=draw(many(st.tuples(tokens, st.floats(-100, 100)))),
         seed=draw(st.integers(0, (1 << 64) - 1)),
         max_tokens=most,

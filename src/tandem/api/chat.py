@@ -13,7 +13,7 @@ from tandem.api.clock_and_entropy import fresh_id
 from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
-from tandem.api.prompts import Tokens, chat_follow_up, chat_prompt
+from tandem.api.prompts import Tokens, chat_follow_up, chat_prompt, kept_end, read_limit
 from tandem.api.requests import ChatBody
 from tandem.api.responses import (
     AnswerMessage,
@@ -30,6 +30,7 @@ from tandem.api.responses import (
 )
 from tandem.api.sampling_request import check_choices
 from tandem.api.scaling_request import asks_again, check_scaling
+from tandem.api.search_request import sequences_of
 from tandem.api.streaming import encoded_event
 from tandem.api.tool_choice import tool_use
 from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
@@ -40,6 +41,7 @@ from tandem.text.tools import ToolCall
 def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
     """The chat endpoint over `context`."""
     token_json = TokenJson(context.text.token_bytes)
+    ids_json = TokenJson(context.text.token_bytes, by_id=True)
 
     def spec_of(body: ChatBody) -> GenerationSpec:
         check_choices(body, 1, context)
@@ -53,12 +55,13 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             follow_up = chat_follow_up(replace(body), context.text, context_tokens, context.config)
 
         def read() -> tuple[list[Tokens], Callable[[Call], ChatWriter]]:
-            prompt = chat_prompt(body, tools.offered, context.text, context_tokens, context.config)
+            limit_tokens = read_limit(body, context_tokens)
+            prompt = chat_prompt(body, tools.offered, context.text, limit_tokens, context.config)
+            prompt = kept_end(prompt, body, longest_tokens or 1, context_tokens)
             # What was read is not kept beside the prompt while the answer is written.
             body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
-            return [prompt], lambda call: ChatWriter(
-                call, token_json, with_logprobs=bool(body.logprobs)
-            )
+            names = ids_json if body.return_tokens_as_token_ids else token_json
+            return [prompt], lambda call: ChatWriter(call, names, with_logprobs=bool(body.logprobs))
 
         return GenerationSpec(
             "chatcmpl-",
@@ -66,7 +69,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             max_tokens=longest_tokens or context_tokens,
             named_tokens=longest_tokens,
             top_logprobs=top_logprobs,
-            choices=body.n or 1,
+            choices=sequences_of(body),
             tool_format=context.text.tool_format if tools.offered else None,
             tool_grammar=(lambda: tools.grammar(context.text)) if tools.called else None,
             follow_up=follow_up,
@@ -137,7 +140,7 @@ class ChatWriter:
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         choice = ChatChoice(
-            index=transcript.choice,
+            index=transcript.index,
             message=_message(transcript),
             logprobs=None,
             finish_reason=transcript.finish_reason,

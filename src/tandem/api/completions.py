@@ -19,11 +19,18 @@ from tandem.api.logprobs import (
     token_text,
 )
 from tandem.api.openapi import ApiEndpoint
-from tandem.api.prompts import Tokens, completion_follow_up, completion_prompts, prompt_count
+from tandem.api.prompts import (
+    Tokens,
+    completion_follow_up,
+    completion_prompts,
+    kept_end,
+    prompt_count,
+)
 from tandem.api.requests import CompletionBody
 from tandem.api.responses import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
 from tandem.api.sampling_request import check_choices
 from tandem.api.scaling_request import asks_again, check_scaling
+from tandem.api.search_request import sequences_of
 from tandem.api.streaming import encoded_event
 from tandem.api.whole_response import (
     CHAR_BYTES,
@@ -53,7 +60,9 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             follow_up = completion_follow_up(question, context.text, context.generator.card)
 
         def read() -> tuple[list[Tokens], Callable[[Call], CompletionWriter]]:
-            prompts = completion_prompts(body, context.text, context.generator.card)
+            card = context.generator.card
+            whole = completion_prompts(body, context.text, card)
+            prompts = [kept_end(each, body, max_tokens, card.context_tokens) for each in whole]
             echoes = _echoes(body, prompts, context)
             # What was read is not kept beside the prompts while the answer is written.
             body.prompt, body.stop = "", None
@@ -65,7 +74,7 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             max_tokens=max_tokens,
             named_tokens=max_tokens,
             top_logprobs=body.logprobs,
-            choices=prompt_number * (body.n or 1),
+            choices=prompt_number * sequences_of(body),
             follow_up=follow_up,
         )
 
@@ -95,6 +104,7 @@ class CompletionWriter:
         self._head = call.head_fields
         self._token_bytes = token_bytes
         self._echoes = echoes
+        self._names_by_id = bool(call.body.return_tokens_as_token_ids)
         self._begun: set[int] = set()
         self._offset_chars = [len(self._echo_of(choice)) for choice in range(len(call.lookups))]
         # As JSON, once for all choices of a prompt; of the echoes without quotes.
@@ -137,12 +147,13 @@ class CompletionWriter:
 
     def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
         begin_chars = self._offset_of(delta.choice, delta.shown)
-        return completion_items(delta.shown, self._token_bytes, begin_chars)
+        by_id = self._names_by_id
+        return completion_items(delta.shown, self._token_bytes, begin_chars, by_id=by_id)
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         call, prompt = self._call, self._call.prompt_number(transcript.choice)
         choice = CompletionChoice(
-            index=transcript.choice,
+            index=transcript.index,
             text="",
             logprobs=None,
             finish_reason=transcript.finish_reason,
@@ -168,7 +179,8 @@ class CompletionWriter:
     def _logprobs(self, index: int, shown: Shown) -> CompletionLogprobs | None:
         if not shown:
             return None
-        return completion_logprobs(shown, self._token_bytes, self._offset_of(index, shown))
+        begin_chars, by_id = self._offset_of(index, shown), self._names_by_id
+        return completion_logprobs(shown, self._token_bytes, begin_chars, by_id=by_id)
 
     def _offset_of(self, index: int, shown: Shown) -> int:
         """Where these begin in the text of the choice, in characters; the next begin after them."""
@@ -179,8 +191,6 @@ class CompletionWriter:
 
 
 def _check(body: CompletionBody) -> None:
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest("best_of", "must equal n: this server returns every choice it makes")
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo", "cannot be combined with logprobs: prompts have none here")
 
@@ -189,7 +199,7 @@ def _echoes(body: CompletionBody, prompts: Sequence[Tokens], context: AppContext
     """What opens the text of each prompt's choices."""
     if not body.echo:
         return [""] * len(prompts)
-    if isinstance(body.prompt, str):
+    if isinstance(body.prompt, str) and body.truncate_prompt_tokens is None:
         return [body.prompt]
     skips = body.skip_special_tokens is not False
     return [context.text.tokenizer.decode(p, skip_special_tokens=skips) for p in prompts]

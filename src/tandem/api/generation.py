@@ -5,7 +5,7 @@ Closing a generator is what frees its blocks in the engine, so it happens on eve
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -17,18 +17,27 @@ from starlette.responses import Response
 from tandem.api.access_log import RECORD, AnswerRecord, CallRecord
 from tandem.api.agent_hints import with_hints
 from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
+from tandem.api.beam_search import BeamSearcher
 from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
 from tandem.api.choice_deltas import choice_deltas, merged
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.degradation import Degradation
 from tandem.api.gang import Gang, GangResult
 from tandem.api.prompts import Tokens
+from tandem.api.ranking import Ranking
 from tandem.api.request_body import read_body
 from tandem.api.requests import GenerationBody
 from tandem.api.response_cache import ResponseLookup, cache_headers
 from tandem.api.responses import ScalingReport, Usage
 from tandem.api.sampling_request import requests_of, sampling_parameters, stop_strings
 from tandem.api.scaling_request import FollowUp, Scaling, scaled_sampling, scaling_of
+from tandem.api.search_request import (
+    ONE_SEQUENCE,
+    Search,
+    beam_plan,
+    check_beam_cost,
+    search_of,
+)
 from tandem.api.streaming import DONE, EventStream
 from tandem.api.structured_output import answer_grammar, constrained, wants_form
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
@@ -66,6 +75,7 @@ class Call:
     degradation: Degradation
     record: AnswerRecord | None = None
     scaling: Scaling | None = None
+    search: Search = ONE_SEQUENCE
 
     @property
     def returns_token_ids(self) -> bool:
@@ -180,11 +190,14 @@ async def create_answer(
             body_bytes=held.count,
             shows_logprobs=spec.top_logprobs is not None,
         )
+        search = search_of(body, shows_logprobs=spec.top_logprobs is not None)
         if not body.stream or scaling is not None:
             sequences = spec.choices if scaling is None else scaling.plan.samples
             context.response_budget.check_request(spec.named_tokens, sampling, sequences)
         if scaling is not None:
             sampling = scaled_sampling(sampling, body, scaling)
+        if search.ranks and sampling.top_logprobs is None:
+            sampling = replace(sampling, top_logprobs=0)
         strings = stop_strings(body)
         (prompts, writer_of), stops = await held.run_off_loop(
             request, lambda: (spec.read(), AhoCorasick(strings))
@@ -198,6 +211,8 @@ async def create_answer(
                 return answer_grammar(body, context.text.grammars)
 
         if make_grammar is not None:
+            if search.beams:
+                raise InvalidRequest("tools", "cannot be held to by use_beam_search")
             grammar = await held.compile_off_loop(request, make_grammar)
             sampling = constrained(sampling, grammar, card)
     caller = with_hints(context.caller_of(request), body)
@@ -205,7 +220,11 @@ async def create_answer(
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "needs stream to be true")
     answer_id = fresh_id(spec.id_prefix)
-    requests = requests_of(body, answer_id, prompts, sampling, caller.tenant, card)
+    requests = requests_of(
+        body, answer_id, prompts, sampling, caller.tenant, card, search.sequences
+    )
+    for each in requests if search.beams else ():
+        check_beam_cost(len(each.prompt_tokens), each.sampling.max_tokens, search.beams)
     presentation = Presentation(
         stops=stops,
         include_stop=bool(body.include_stop_str_in_output),
@@ -214,15 +233,19 @@ async def create_answer(
         min_tokens=sampling.min_tokens,
         end_token_ids=frozenset(card.end_token_ids),
     )
-    # The tokens of a gang are not: some depend on which sample ends first.
-    is_certain = scaling is None and (sampling.temperature == 0 or body.seed is not None)
+    # The tokens of a gang are not: some depend on which sample ends first. A beam search draws
+    # others than these requests ask for.
+    computes_alone = scaling is None and not search.beams
+    is_certain = computes_alone and (sampling.temperature == 0 or body.seed is not None)
     cache_use = context.cache_use(request, caller, presentation.endings, is_certain=is_certain)
     lookups = [cache_use.look_up(each) for each in requests]
     degradation = Degradation(len(requests))
-    record = _begin_record(request, body, lookups, degradation, context.generator, caller)
+    record = _begin_record(
+        request, body, lookups, degradation, context.generator, caller, search.sequences
+    )
     caller = replace(
         caller,
-        call=_size_of(answer_id, lookups, body.n or 1),
+        call=_size_of(answer_id, lookups, search.sequences),
         served_by=None if record is None else record.served_by,
     )
     call = Call(
@@ -231,13 +254,14 @@ async def create_answer(
         created_s=unix_time_s(),
         model=card.names[0],
         prompts=prompts,
-        choices_per_prompt=body.n or 1,
+        choices_per_prompt=search.sequences,
         lookups=lookups,
         presentation=presentation,
         caller=caller,
         degradation=degradation,
         record=record,
         scaling=scaling,
+        search=search,
     )
     return _respond(call, writer_of(call), context)
 
@@ -263,20 +287,20 @@ def _begin_record(
     degradation: Degradation,
     generator: Generator,
     caller: Caller,
+    choices_per_prompt: int,
 ) -> AnswerRecord | None:
     """What the access log is to know of the call; None where there is no log."""
     record: CallRecord | None = request.scope.get(RECORD)
     if record is None:
         return None
-    choices = body.n or 1
-    prompt_tokens = [len(each.request.prompt_tokens) for each in lookups[::choices]]
+    prompt_tokens = [len(each.request.prompt_tokens) for each in lookups[::choices_per_prompt]]
     record.answer = AnswerRecord(
         body.model or generator.card.names[0],
         generator.service_class(caller),
         bool(body.stream),
         len(lookups),
         ServedBy(),
-        UsageMeter(prompt_tokens, choices, degradation),
+        UsageMeter(prompt_tokens, choices_per_prompt, degradation),
         degradation,
         is_cached=all(each.found for each in lookups),
     )
@@ -328,13 +352,19 @@ async def _whole_answer(
     meter = _meter(call)
     held.grow(writer.shared_bytes)
     transcripts = _transcripts(call, writer)
-    async with aclosing(_call_deltas(call, context)) as deltas:
+    ranking = Ranking(call.search)
+    computed = _call_deltas(call, context)
+    if call.search.beams:
+        computed = _beam_deltas(call, context, held)
+    async with aclosing(computed) as deltas:
         async for delta in deltas:
             meter.count_delta(delta)
+            ranking.add_delta(delta)
             logprobs = writer.logprobs_items(delta) if delta.shown else ()
             held.grow(transcripts[delta.choice].add_delta(delta, logprobs))
     frame = writer.answer_frame(meter.usage())
-    return await _answer_pieces(writer, transcripts, frame, call.degradation.left_out)
+    given = [each for each in transcripts if each.choice not in call.degradation.left_out]
+    return await _answer_pieces(writer, ranking.best_of(given), frame)
 
 
 async def _scaled_answer(
@@ -406,15 +436,11 @@ async def _answer_pieces(
     writer: ResponseWriter,
     transcripts: Sequence[Transcript],
     frame: tuple[bytes, bytes],
-    left_out: Set[int] = frozenset(),
 ) -> list[bytes]:
-    """All choices but those `left_out`."""
     head, tail = frame
     pieces = [head]
     encoded_bytes = 0
     for transcript in transcripts:
-        if transcript.choice in left_out:
-            continue
         if len(pieces) > 1:
             pieces.append(b",")
         written = writer.choice_pieces(transcript)
@@ -457,3 +483,28 @@ async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[Choice
             if values > _TURN_VALUES:
                 values = 0
                 await asyncio.sleep(0)
+
+
+async def _beam_deltas(
+    call: Call, context: AppContext, held: HeldResponse
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """The answers of a beam search, prompt by prompt, each in one delta."""
+    shown = call.search.shown
+    for first in range(0, len(call.lookups), shown):
+        request = call.lookups[first].request
+        plan = beam_plan(call.body, request.sampling, call.search.beams)
+        searcher = BeamSearcher(context.generator, plan, request, call.caller, held)
+        outputs = (await searcher.run())[:shown]
+        # A deadline may leave fewer than are wanted.
+        call.degradation.left_out.update(range(first + len(outputs), first + shown))
+        for choice, output in enumerate(outputs, first):
+            reader = ChoiceReader(choice, context.text, call.presentation)
+            delta = reader.delta_of(output)
+            if not call.search.shows_logprobs:
+                delta.shown = ()
+            if call.record is not None:
+                call.record.note_delta(delta)
+            if delta.finish_reason == "tool_calls":
+                context.generator.tools_called(call.caller, reader.called_tools)
+            yield delta
+            await asyncio.sleep(0)

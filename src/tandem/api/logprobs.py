@@ -25,19 +25,22 @@ _LEAST_LOGPROB = -9999.0
 
 
 def completion_logprobs(
-    shown: Shown, token_bytes: TokenBytes, offset_chars: int
+    shown: Shown, token_bytes: TokenBytes, offset_chars: int, *, by_id: bool = False
 ) -> CompletionLogprobs:
-    """Parallel lists; `offset_chars` is where the first shown token begins in the text."""
+    """Parallel lists; `offset_chars` is where the first shown token begins in the text. Tokens are
+    named `by_id` or by their texts, of which several may have the same."""
     result = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, chosen in shown:
-        text = token_text(token, token_bytes)
-        result.tokens.append(text)
+        name = token_name(token, token_bytes, by_id=by_id)
+        result.tokens.append(name)
         result.token_logprobs.append(_finite(chosen.logprob))
-        alternatives = {token_text(t, token_bytes): _finite(value) for t, value in chosen.top}
+        alternatives = {
+            token_name(t, token_bytes, by_id=by_id): _finite(value) for t, value in chosen.top
+        }
         # The chosen token is always listed, likely or not.
-        result.top_logprobs.append(alternatives | {text: _finite(chosen.logprob)})
+        result.top_logprobs.append(alternatives | {name: _finite(chosen.logprob)})
         result.text_offset.append(offset_chars)
-        offset_chars += len(text)
+        offset_chars += len(token_text(token, token_bytes))
     return result
 
 
@@ -45,8 +48,9 @@ class TokenJson:
     """What a token's log-probability stands between in the chat form, as JSON; kept for tokens seen
     lately, because alternatives are many and mostly the same."""
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
+    def __init__(self, token_bytes: TokenBytes, *, by_id: bool = False) -> None:
         self._token_bytes = token_bytes
+        self._by_id = by_id
         self._kept: dict[int, tuple[bytes, bytes]] = {}
 
     def around(self, token: int) -> tuple[bytes, bytes]:
@@ -56,7 +60,7 @@ class TokenJson:
         if len(self._kept) >= _KEPT_TOKENS:
             self._kept.clear()
         entry = TopLogprob(
-            token=token_text(token, self._token_bytes),
+            token=token_name(token, self._token_bytes, by_id=self._by_id),
             logprob=0.0,
             bytes=list(self._token_bytes.bytes_of(token)),
         )
@@ -89,15 +93,22 @@ def chat_logprobs(shown: Shown, tokens: TokenJson) -> ChatLogprobs:
     return cast(ChatLogprobs, msgspec.Raw(b'{"content":[%b]}' % content))
 
 
-def completion_items(shown: Shown, token_bytes: TokenBytes, offset_chars: int) -> list[bytes]:
+def completion_items(
+    shown: Shown, token_bytes: TokenBytes, offset_chars: int, *, by_id: bool = False
+) -> list[bytes]:
     """What `shown` adds to each of `COMPLETION_LISTS`, without brackets."""
-    added = completion_logprobs(shown, token_bytes, offset_chars)
+    added = completion_logprobs(shown, token_bytes, offset_chars, by_id=by_id)
     return [_items(getattr(added, name)) for name in COMPLETION_LISTS]
 
 
 def token_text(token: int, token_bytes: TokenBytes) -> str:
     """One token on its own; part of a character shows as U+FFFD."""
     return token_bytes.bytes_of(token).decode("utf-8", "replace")
+
+
+def token_name(token: int, token_bytes: TokenBytes, *, by_id: bool) -> str:
+    """As log-probabilities name it: by its text or, as vLLM has it, by its id."""
+    return f"token_id:{token}" if by_id else token_text(token, token_bytes)
 
 
 def _items(values: Sequence[object]) -> bytes:

@@ -16,6 +16,7 @@ from tandem.api.requests import (
     ChatMessage,
     CompletionBody,
     ContentPart,
+    GenerationBody,
     MadeToolCall,
     TokenizeBody,
     Tool,
@@ -30,25 +31,42 @@ Tokens: TypeAlias = "tuple[int, ...] | array[int]"
 
 # More ids than this are kept as four bytes each, not as objects.
 _MANY_TOKENS = 256
+# A prompt of which only the end is kept may be so many contexts long.
+_CONTEXTS_READ = 4
 
 
 def completion_prompts(body: CompletionBody, text: TextModel, card: ModelCard) -> list[Tokens]:
     """Each prompt of a completion call, in order. Raises `InvalidRequest`."""
     specials = body.add_special_tokens is not False
+    limit_tokens = read_limit(body, card.context_tokens)
 
     def read(prompt: str | list[int]) -> Tokens:
         if isinstance(prompt, str):
             return _compact(
-                text.tokenizer.encode_within(
-                    prompt, card.context_tokens, add_special_tokens=specials
-                )
+                text.tokenizer.encode_within(prompt, limit_tokens, add_special_tokens=specials)
             )
-        if len(prompt) >= card.context_tokens:
+        if len(prompt) >= limit_tokens:
             raise PromptTooLong(len(prompt), card.context_tokens)
         check_tokens("prompt", prompt, card)
         return _compact(prompt)
 
     return [read(prompt) for prompt in _prompt_list(body.prompt)]
+
+
+def read_limit(body: GenerationBody, context_tokens: int) -> int:
+    """How long a prompt may be that is read."""
+    return context_tokens * (1 if body.truncate_prompt_tokens is None else _CONTEXTS_READ)
+
+
+def kept_end(
+    prompt: Tokens, body: GenerationBody, answer_tokens: int, context_tokens: int
+) -> Tokens:
+    """The prompt, or its end where the client wants no more; the whole context but for
+    `answer_tokens` may be wanted."""
+    wanted = body.truncate_prompt_tokens
+    if wanted is None:
+        return prompt
+    return prompt[-(max(1, context_tokens - answer_tokens) if wanted == -1 else wanted) :]
 
 
 def prompt_count(prompt: str | list[Any]) -> int:

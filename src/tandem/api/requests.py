@@ -252,8 +252,11 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Annotated[str | None, _MODEL] = None
     logit_bias: Annotated[
-        dict[str, float] | None,
-        _means("Token id (as text) to a bias of -100 to 100; at most 1024 entries."),
+        dict[str, float | bool] | list[tuple[TokenId | str, float | bool]] | None,
+        _means(
+            "Token id (as text) or word to a bias of -100 to 100, or to false: never; also as a "
+            "list of pairs. At most 1024 tokens, 64 words of up to 256 characters."
+        ),
     ] = None
     seed: Annotated[
         int | None,
@@ -279,6 +282,13 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
         list[str] | None,
         _means("Words that the answer must not have; up to 64 of 1 to 256 characters."),
     ] = None
+    dry_sequence_breakers: Annotated[
+        list[str] | None,
+        _means(
+            "Texts across which DRY matches nothing; up to 64 of 1 to 40 characters. Default: a "
+            "new line, a colon, a double quote and an asterisk."
+        ),
+    ] = None
     response_format: Annotated[
         ResponseFormat | None, _means("The form of the answer. Default: any text.")
     ] = None
@@ -300,6 +310,28 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
         bool | None, _means("Leaves special tokens out of the text. Default: true.")
     ] = None
     n: Annotated[Count | None, _means("Answers to each prompt. Default: 1.")] = None
+    best_of: Annotated[
+        Count | None,
+        _means(
+            "Computes so many answers to each prompt and gives the n with the highest mean "
+            "log-probability of a token, best first. With beam search: its width. Default: n."
+        ),
+    ] = None
+    use_beam_search: Annotated[
+        bool | None,
+        _means("The n likeliest answers that a beam search finds, up to 10 beams wide."),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        _means("-10 to 10, of beam search: larger ones prefer longer answers. Default: 1."),
+    ] = None
+    early_stopping: Annotated[
+        bool | Literal["never"] | None,
+        _means(
+            "true: a beam search is over once as many answers as beams have ended. Default: once "
+            "no better one can come."
+        ),
+    ] = None
     scaling: Annotated[
         ScalingBody | None,
         _means("One answer from several samples or rounds, chosen by the server; not with n."),
@@ -308,9 +340,19 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: Annotated[
         StreamOptions | None, _means("What the stream carries beside the answer; needs stream.")
     ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        _means(
+            "Keeps so many of the prompt's last tokens; -1: as many as the context has room for "
+            "beside max_tokens. Default: all, or the call is refused."
+        ),
+    ] = None
     return_token_ids: Annotated[bool | None, _means("Adds the token ids of prompt and answer.")] = (
         None
     )
+    return_tokens_as_token_ids: Annotated[
+        bool | None, _means('Log-probabilities name tokens as "token_id:123", not by their text.')
+    ] = None
     agent: Annotated[
         AgentHints | None, _means("What an agent knows of its session. Changes no token.")
     ] = None
@@ -327,7 +369,6 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     echo: Annotated[
         bool | None, _means("Puts the prompt before the answer. Not together with logprobs.")
     ] = None
-    best_of: Annotated[Count | None, _means("Must equal n.")] = None
     logprobs: Annotated[
         NonNegative | None,
         _means("Adds log-probabilities, and so many alternatives to each token, up to 20."),

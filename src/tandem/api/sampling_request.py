@@ -11,6 +11,7 @@ from tandem.api.app_context import AppContext
 from tandem.api.clock_and_entropy import fresh_seed
 from tandem.api.prompts import Tokens, check_tokens
 from tandem.api.requests import GenerationBody
+from tandem.api.search_request import sequences_of
 from tandem.facts.client_fields import client_fields, client_values
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.request import Request
@@ -29,16 +30,24 @@ STOP_STRINGS_LIMIT = 64
 STOP_STRING_CHARS_LIMIT = 1024
 BAD_WORDS_COUNT_LIMIT = 64
 BAD_WORD_CHARS_LIMIT = 256
+DRY_BREAKERS_COUNT_LIMIT = 64
+DRY_BREAKER_CHARS_LIMIT = 40
+# Those of llama.cpp and text-generation-webui.
+DRY_BREAKERS = ("\n", ":", '"', "*")
 # What is stored as a client sets it.
 _PARAMETERS = client_fields(SamplingParameters)
 _ATTRIBUTES = client_fields(Request)
 
 
 def check_choices(body: GenerationBody, prompts: int, context: AppContext) -> None:
-    """Raises `InvalidRequest` for too many sequences, before any of them costs anything."""
+    """Raises `InvalidRequest` for too many sequences, or prompts of which nothing would be left,
+    before any of them costs anything."""
+    if body.truncate_prompt_tokens == 0:
+        raise InvalidRequest("truncate_prompt_tokens", "must be 1 or more, or -1")
     limit = context.config.max_choices
-    if prompts * (body.n or 1) > limit:
-        raise InvalidRequest("n", f"asks for more than {limit} choices over all prompts")
+    if prompts * sequences_of(body) > limit:
+        name = "n" if prompts * (body.n or 1) > limit else "best_of"
+        raise InvalidRequest(name, f"asks for more than {limit} choices over all prompts")
 
 
 def requests_of(
@@ -48,15 +57,16 @@ def requests_of(
     sampling: SamplingParameters,
     tenant: str,
     card: ModelCard,
+    sequences: int,
 ) -> list[Request]:
-    """The requests of a call, one for each choice. Raises `InvalidRequest` for what can never
-    run."""
+    """The requests of a call, `sequences` for each prompt. Raises `InvalidRequest` for what can
+    never run."""
     attributes = client_values(body, _ATTRIBUTES)
     attributes |= hinted_attributes(body, attributes)
     requests: list[Request] = []
     for prompt in prompts:
         fitting = fitted(sampling, len(prompt), card)
-        for choice in range(body.n or 1):
+        for choice in range(sequences):
             requests.append(
                 Request(
                     request_id=f"{answer_id}-{len(requests)}",
@@ -82,9 +92,10 @@ def sampling_parameters(
     values = recommended | client_values(body, _PARAMETERS)
     # -1 is a common spelling of "no top-k".
     values["top_k"] = 0 if values["top_k"] == -1 else values["top_k"]
+    biases, never = _logit_bias(body, text.tokenizer, card)
     return SamplingParameters(
         **values,
-        logit_bias=_logit_bias(body, card),
+        logit_bias=biases,
         seed=_seed(body.seed),
         # No answer is longer than the context, however much is asked for.
         max_tokens=min(max_tokens, card.context_tokens),
@@ -92,7 +103,8 @@ def sampling_parameters(
         stop_token_ids=_stop_token_ids(body, card),
         top_logprobs=top_logprobs,
         allowed_token_ids=_allowed_token_ids(body, card),
-        bad_words=_bad_words(body, text.tokenizer),
+        bad_words=tuple(dict.fromkeys((*_bad_words(body, text.tokenizer), *never))),
+        dry_sequence_breakers=_dry_breakers(body, values["dry_multiplier"], text.tokenizer),
     )
 
 
@@ -149,19 +161,36 @@ def _allowed_token_ids(body: GenerationBody, card: ModelCard) -> tuple[int, ...]
 
 
 def _bad_words(body: GenerationBody, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """As they are and after a space: in the middle of a text most tokenizers spell a word so, and
-    then with other tokens."""
     words = body.bad_words or []
     _check_length("bad_words", words, BAD_WORDS_COUNT_LIMIT)
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        if not 0 < len(word.strip()) <= len(word) <= BAD_WORD_CHARS_LIMIT:
-            raise InvalidRequest(
-                "bad_words", f"needs words of 1 to {BAD_WORD_CHARS_LIMIT} characters, not spaces"
-            )
-        for spelled in (word, f" {word.lstrip()}"):
-            found[tokenizer.encode(spelled, add_special_tokens=False)] = None
-    return tuple(found)
+    return tuple(each for word in words for each in _spellings("bad_words", word, tokenizer))
+
+
+def _spellings(field: str, word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """As it is and after a space: in the middle of a text most tokenizers spell a word so, and
+    then with other tokens."""
+    if not 0 < len(word.strip()) <= len(word) <= BAD_WORD_CHARS_LIMIT:
+        raise InvalidRequest(
+            field, f"needs words of 1 to {BAD_WORD_CHARS_LIMIT} characters, not spaces"
+        )
+    spelled = (word, f" {word.lstrip()}")
+    return [tokenizer.encode(each, add_special_tokens=False) for each in dict.fromkeys(spelled)]
+
+
+def _dry_breakers(
+    body: GenerationBody, dry_multiplier: float, tokenizer: Tokenizer
+) -> tuple[int, ...]:
+    """The tokens with which these texts end, alone and after a letter or a space."""
+    if not dry_multiplier:
+        return ()
+    breakers = DRY_BREAKERS if body.dry_sequence_breakers is None else body.dry_sequence_breakers
+    field = "dry_sequence_breakers"
+    _check_length(field, breakers, DRY_BREAKERS_COUNT_LIMIT)
+    if not all(0 < len(each) <= DRY_BREAKER_CHARS_LIMIT for each in breakers):
+        raise InvalidRequest(field, f"needs texts of 1 to {DRY_BREAKER_CHARS_LIMIT} characters")
+    spelled = [before + each for each in breakers for before in ("", "a", " ")]
+    ends = (tokenizer.encode(each, add_special_tokens=False)[-1:] for each in spelled)
+    return tuple(dict.fromkeys(token for end in ends for token in end))
 
 
 def _check_length(field: str, entries: Sized, limit: int) -> None:
@@ -170,12 +199,36 @@ def _check_length(field: str, entries: Sized, limit: int) -> None:
         raise InvalidRequest(field, f"has more than {limit} entries")
 
 
-def _logit_bias(body: GenerationBody, card: ModelCard) -> tuple[tuple[int, float], ...]:
-    bias = []
-    _check_length("logit_bias", body.logit_bias or {}, LOGIT_BIAS_LIMIT)
-    for key, value in (body.logit_bias or {}).items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 12):
-            raise InvalidRequest("logit_bias", f"needs token ids as keys, got {key[:32]!r}")
-        bias.append((int(key), value))
-    check_tokens("logit_bias", [token for token, _ in bias], card)
-    return tuple(bias)
+def _logit_bias(
+    body: GenerationBody, tokenizer: Tokenizer, card: ModelCard
+) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, ...], ...]]:
+    """Biases of tokens, and what must never be drawn, as bad words. A word's bias is that of each
+    token that it is spelled with, as llama.cpp has it."""
+    asked = body.logit_bias or {}
+    _check_length("logit_bias", asked, LOGIT_BIAS_LIMIT)
+    biases: list[tuple[int, float]] = []
+    never: list[tuple[int, ...]] = []
+    words = 0
+    for key, value in asked.items() if isinstance(asked, dict) else asked:
+        if value is True:
+            raise InvalidRequest("logit_bias", "needs numbers, or false for what is never drawn")
+        token = _token_id(key)
+        words += token is None
+        if words > BAD_WORDS_COUNT_LIMIT:
+            raise InvalidRequest("logit_bias", f"has more than {BAD_WORDS_COUNT_LIMIT} words")
+        spelled = _spellings("logit_bias", str(key), tokenizer) if token is None else [(token,)]
+        if value is False:
+            never += spelled
+        else:
+            tokens = dict.fromkeys(each for spelling in spelled for each in spelling)
+            biases += [(each, float(value)) for each in tokens]
+    check_tokens("logit_bias", [token for token, _ in biases], card)
+    check_tokens("logit_bias", [token for spelling in never for token in spelling], card)
+    return tuple(biases), tuple(never)
+
+
+def _token_id(key: int | str) -> int | None:
+    """The id that a key of `logit_bias` is; None for a word."""
+    if isinstance(key, int):
+        return key
+    return int(key) if key.isascii() and key.isdecimal() and len(key) < 12 else None

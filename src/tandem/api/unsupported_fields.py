@@ -11,7 +11,8 @@ from tandem.api.errors import Refusal, Refused
 # In the API schema, marks such a field: "ignored" or "refused".
 SUPPORT = "x-support"
 
-# Fields of OpenAI's that say nothing about the tokens of the answer.
+# Fields that change nothing of the tokens or the text of an answer: no tokenizer that is used here
+# would put spaces between special tokens.
 _IGNORED = frozenset(
     {
         "user",
@@ -23,6 +24,7 @@ _IGNORED = frozenset(
         "prompt_cache_retention",
         "request_id",
         "guided_decoding_backend",
+        "spaces_between_special_tokens",
     }
 )
 
@@ -38,16 +40,12 @@ _REFUSED = frozenset(
         "reasoning_effort",
         "verbosity",
         "suffix",
-        "use_beam_search",
-        "length_penalty",
         "logits_processors",
-        "truncate_prompt_tokens",
         "chat_template",
         "documents",
         "mm_processor_kwargs",
         "kv_transfer_params",
         "logprob_token_ids",
-        "return_tokens_as_token_ids",
     }
 )
 # Values that ask for nothing beyond what every answer is.
@@ -56,9 +54,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",),
     "functions": ([],),
     "documents": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "return_tokens_as_token_ids": (False,),
 }
 
 

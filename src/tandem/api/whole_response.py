@@ -225,12 +225,13 @@ def split_at_choices(answer: msgspec.Struct) -> tuple[bytes, bytes]:
 
 
 class Transcript:
-    """Grows by deltas; complete once `finish_reason` is set. Text and log-probabilities are kept as
+    """Grows by deltas; complete once `finish_reason` is set. Its `index` is that of the choice in
+    the answer: `choice`, unless only some are given. Text and log-probabilities are kept as
     JSON, the latter in parallel lists with the names `logprobs_lists`; token ids where the client
     wants them."""
 
     def __init__(self, choice: int, *, logprobs_lists: Sequence[str], keeps_tokens: bool) -> None:
-        self.choice = choice
+        self.choice = self.index = choice
         self.text = JsonText()
         self.tool_calls: list[ToolCall] = []
         self.tokens = array("I")

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, bias, bans and grammars, then the counter-based draw, then
+"""From logits to tokens: penalties, DRY, bias, bans and grammars, then the counter-based draw, then
 logprobs.
 
 Everything is a function of the logits, the sequence's tokens so far and its parameters; nothing
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.engine.dry import dry_penalties
 from tandem.engine.grammars import GrammarMasks
 from tandem.engine.slots import Slots
 from tandem.facts.request import TokenLogprobs
@@ -62,6 +63,8 @@ class Sampler:
         prompt_tokens = int(self._slots.prompt_tokens[slot])
         if sampling.penalised:
             self._penalise(logits_V, slot, position)
+        if sampling.uses_dry:
+            self._apply_dry(logits_V, slot, position)
         if sampling.logit_bias:
             ids, biases = zip(*sampling.logit_bias, strict=True)
             index = torch.tensor(ids, device=logits_V.device)
@@ -86,6 +89,15 @@ class Sampler:
             distinct, times = torch.unique(answer, return_counts=True)
             weight = times.to(logits_V.dtype) * sampling.frequency_penalty
             logits_V[distinct] -= weight + sampling.presence_penalty
+
+    def _apply_dry(self, logits_V: Tensor, slot: int, position: int) -> None:
+        """The tokens are looked at on the host, as many as DRY looks back."""
+        sampling = self._slots.sampling[slot]
+        back = sampling.dry_penalty_last_n
+        first = 0 if back < 0 else max(0, position - back)
+        tokens = self._slots.tokens[slot, first:position].cpu().contiguous()
+        ids, penalties = dry_penalties(tokens, sampling, self._kernels.repeated_suffixes)
+        logits_V[ids.to(logits_V.device)] -= penalties.to(logits_V)
 
 
 class PendingLogprobs:

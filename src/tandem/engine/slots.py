@@ -17,7 +17,7 @@ from tandem.engine.bans import Bans
 from tandem.engine.drafts import Draws, draft_places
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import IntArray, Placement, StepPlan
-from tandem.kernels.sampling import SamplingRows
+from tandem.kernels.sampling import LateFilters, SamplingRows
 
 TokenArray = NDArray[np.int64]
 
@@ -49,6 +49,10 @@ class Slots:
         self._top_k = np.zeros(slots, np.int32)
         self._top_p = np.ones(slots, np.float32)
         self._min_p = np.zeros(slots, np.float32)
+        self._typical_p = np.ones(slots, np.float32)
+        self._xtc_threshold = np.zeros(slots, np.float32)
+        self._xtc_probability = np.zeros(slots, np.float32)
+        self._filters_late = np.zeros(slots, np.bool_)
         self._seed = np.zeros(slots, np.int64)
         self.adjusts_logits = np.zeros(slots, np.bool_)
         # Of the sequences that must not draw some tokens.
@@ -86,6 +90,10 @@ class Slots:
         self._top_k[slot] = sampling.top_k
         self._top_p[slot] = sampling.top_p
         self._min_p[slot] = sampling.min_p
+        self._typical_p[slot] = sampling.typical_p
+        self._xtc_threshold[slot] = sampling.xtc_threshold
+        self._xtc_probability[slot] = sampling.xtc_probability
+        self._filters_late[slot] = sampling.typical_p < 1.0 or sampling.xtc_probability > 0.0
         self._seed[slot] = np.uint64(sampling.seed).astype(np.int64)
         self.wants_logprobs[slot] = sampling.top_logprobs is not None
         self.adjusts_logits[slot] = sampling.adjusts_logits
@@ -100,6 +108,14 @@ class Slots:
             min_p=self.to_device(self._min_p[slots]),
             seed=self.to_device(self._seed[slots]),
             position=self.to_device(positions.astype(np.int64)),
+            late=self._late_filters(slots) if self._filters_late[slots].any() else None,
+        )
+
+    def _late_filters(self, slots: np.ndarray) -> LateFilters:
+        return LateFilters(
+            typical_p=self.to_device(self._typical_p[slots]),
+            xtc_threshold=self.to_device(self._xtc_threshold[slots]),
+            xtc_probability=self.to_device(self._xtc_probability[slots]),
         )
 
     def to_device(self, values: np.ndarray) -> Tensor:

@@ -20,13 +20,15 @@ ALLOWED_TOKENS_LIMIT = 4096
 BAD_WORDS_LIMIT = 256
 BAD_WORD_TOKENS_LIMIT = 4096
 GRAMMAR_CHARS_LIMIT = 1 << 16
+DRY_BREAKERS_LIMIT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
     """Everything that decides which token follows, given the logits.
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `xtc_probability` 0
+    and `dry_multiplier` 0 switch those off. `dry_sequence_breakers` are tokens.
     `stop_token_ids` already holds the model's end-of-sequence ids unless the client ignores them.
     `top_logprobs` is None when no logprobs are wanted, else how many alternatives beside the
     chosen token. Where there are `allowed_token_ids`, no other token is drawn; the last token of
@@ -60,6 +62,41 @@ class SamplingParameters:
         between=(0.0, 1.0),
         recommended=True,
     )
+    typical_p: float = client_field(
+        1.0,
+        "Above 0, up to 1: locally typical sampling. Default: 1, which is off.",
+        between=(0.0, 1.0),
+    )
+    xtc_probability: float = client_field(
+        0.0,
+        "0 to 1: how often XTC leaves out all of the likely tokens but the least likely of them.",
+        between=(0.0, 1.0),
+    )
+    xtc_threshold: float = client_field(
+        0.1,
+        "0 to 1: the share from which on XTC takes a token for likely. Default: 0.1.",
+        between=(0.0, 1.0),
+    )
+    dry_multiplier: float = client_field(
+        0.0,
+        "0 to 100: the weight of DRY, a penalty on tokens that would go on with a repetition.",
+        between=(0.0, 100.0),
+    )
+    dry_base: float = client_field(
+        1.75,
+        "1 to 100: by what DRY's penalty grows with each repeated token. Default: 1.75.",
+        between=(1.0, 100.0),
+    )
+    dry_allowed_length: int = client_field(
+        2,
+        "Repetitions of fewer tokens cost nothing in DRY. Default: 2.",
+        between=(1, INT32_LIMIT - 1),
+    )
+    dry_penalty_last_n: int = client_field(
+        -1,
+        "DRY looks at so many of the last tokens of prompt and answer; -1 (default): at all.",
+        between=(-1, INT32_LIMIT - 1),
+    )
     repetition_penalty: float = client_field(
         1.0,
         "0.001 to 100. Default: what the checkpoint recommends, else 1.",
@@ -81,6 +118,7 @@ class SamplingParameters:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""
+    dry_sequence_breakers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
@@ -88,8 +126,9 @@ class SamplingParameters:
         _within("seed", self.seed, 0, SEED_LIMIT - 1)
         _within("max_tokens", self.max_tokens, 1, INT32_LIMIT - 1)
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if self.top_p == 0.0:
-            raise InvalidRequest("top_p", "must be greater than 0; use temperature 0 for greedy")
+        for name in ("top_p", "typical_p"):
+            if getattr(self, name) == 0.0:
+                raise InvalidRequest(name, "must be greater than 0; use temperature 0 for greedy")
         if self.top_logprobs is not None:
             _within("top_logprobs", self.top_logprobs, 0, TOP_LOGPROBS_LIMIT)
         if len(self.logit_bias) > LOGIT_BIAS_LIMIT:
@@ -106,6 +145,10 @@ class SamplingParameters:
             raise InvalidRequest("bad_words", f"has more than {BAD_WORD_TOKENS_LIMIT} tokens")
         if len(self.grammar) > GRAMMAR_CHARS_LIMIT:
             raise InvalidRequest("grammar", f"has more than {GRAMMAR_CHARS_LIMIT} characters")
+        if len(self.dry_sequence_breakers) > DRY_BREAKERS_LIMIT:
+            raise InvalidRequest(
+                "dry_sequence_breakers", f"has more than {DRY_BREAKERS_LIMIT} tokens"
+            )
 
     @property
     def penalised(self) -> bool:
@@ -117,10 +160,16 @@ class SamplingParameters:
         )
 
     @property
+    def uses_dry(self) -> bool:
+        """Whether DRY penalises anything."""
+        return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
+
+    @property
     def adjusts_logits(self) -> bool:
         """Whether anything beside temperature and filters changes what is drawn."""
         return (
             self.penalised
+            or self.uses_dry
             or bool(self.logit_bias)
             or bool(self.allowed_token_ids)
             or bool(self.bad_words)
@@ -131,7 +180,7 @@ class SamplingParameters:
     def named_tokens(self) -> Iterator[tuple[str, int]]:
         """Every token id that it names, with the field that does."""
         yield from (("logit_bias", token) for token, _ in self.logit_bias)
-        for field in ("stop_token_ids", "allowed_token_ids"):
+        for field in ("stop_token_ids", "allowed_token_ids", "dry_sequence_breakers"):
             yield from ((field, token) for token in getattr(self, field))
         yield from (("bad_words", token) for word in self.bad_words for token in word)
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.kernels import activation, attention, linear, norm, rotary, sampling
+from tandem.kernels import activation, attention, linear, norm, repetition, rotary, sampling
 from tandem.kernels.activation import GatedActivation, NativeGatedActivation
 from tandem.kernels.attention import NativePagedAttention, PagedAttention
 from tandem.kernels.linear import Embed, Linear, NativeEmbed, NativeLinear, NativePack, Pack
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.norm import AddRmsNorm, NativeNorm, RmsNorm
+from tandem.kernels.repetition import NativeRepeatedSuffixes, RepeatedSuffixes
 from tandem.kernels.rotary import NativeRotateAndStore, RotateAndStore
 from tandem.kernels.sampling import NativeSample, NativeTokenLogprobs, Sample, ScoreTokens
 
@@ -33,6 +34,7 @@ class Kernels:
     gated_activation: GatedActivation
     sample: Sample
     token_logprobs: ScoreTokens
+    repeated_suffixes: RepeatedSuffixes
 
 
 def reference_kernels() -> Kernels:
@@ -49,6 +51,7 @@ def reference_kernels() -> Kernels:
         gated_activation=activation.gated_activation,
         sample=sampling.sample,
         token_logprobs=sampling.token_logprobs,
+        repeated_suffixes=repetition.repeated_suffixes,
     )
 
 
@@ -67,6 +70,7 @@ def native_kernels(library: NativeLibrary) -> Kernels:
         gated_activation=NativeGatedActivation(library),
         sample=NativeSample(library),
         token_logprobs=NativeTokenLogprobs(library),
+        repeated_suffixes=NativeRepeatedSuffixes(library),
     )
 
 

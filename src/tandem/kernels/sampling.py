@@ -4,10 +4,22 @@ token = argmax(logits / temperature + g) over the tokens that the filters keep; 
 from Philox4x32-10 with key (seed_lo, seed_hi) and counter (token // 4, position_lo, position_hi,
 0), output word token % 4, u = (word >> 8 + 0.5) / 2^24, g = -log(-log(u)) in float64.
 
-The filters act on the tempered logits t in the order (t descending, id ascending), each keeping a
-prefix: min_p (t - max >= log(min_p)), top_k (k tokens), top_p (renormalised over what is left; a
-token stays while the mass before it is below top_p). Masses are exp(t - max) rounded down to
-2^-40, so their sums are exact in any order. Ties go to the lower id everywhere.
+The filters act on the tempered logits t, sorted by (t descending, id ascending). Each keeps an
+interval of what those before it have left, and renormalises over it:
+
+1. min_p: t - max >= log(min_p).
+2. top_k: the first k tokens.
+3. top_p: a token stays while the mass before it is below top_p.
+4. typical_p (locally typical sampling, Meister et al., TACL 2023): tokens whose surprise is nearest
+   to its expectation, nearest first, while the mass before them is below typical_p, and all that
+   are as near as the last of them.
+5. XTC (exclude top choices, p-e-w 2024; as llama.cpp): of the tokens with at least the share
+   xtc_threshold all but the least likely are left out, if a coin says so: u of the first output
+   word of counter (0, position_lo, position_hi, 1), which no noise uses, is below xtc_probability.
+
+Masses are exp(t - max) rounded down to 2^-40, so their sums are exact in any order, and so is the
+expected surprise: the mean of max - t but for a constant, mass * (max - t) rounded down. What
+typical_p keeps or XTC leaves has some mass. Ties go to the lower id everywhere.
 
 A row whose logits hold a NaN, or whose largest is not finite, draws `NO_TOKEN`: there is nothing to
 choose from, and an arbitrary id would pass for an answer.
@@ -37,9 +49,17 @@ ROW_DTYPES = (
     ("seed", torch.int64),
     ("position", torch.int64),
 )
+# And those of `LateFilters`.
+LATE_DTYPES = (
+    ("typical_p", torch.float32),
+    ("xtc_threshold", torch.float32),
+    ("xtc_probability", torch.float32),
+)
 
 WORD = 0xFFFFFFFF
 ROUNDS = 10
+# The last word of a counter.
+NOISE_STREAM, COIN_STREAM = 0, 1
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
 
@@ -47,11 +67,24 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
+class LateFilters:
+    """Of the filters that act after top_p, which few requests use: parallel arrays [R] on the
+    device of the logits. typical_p float32 (>= 1: off), xtc_threshold float32, xtc_probability
+    float32 (<= 0: off).
+    """
+
+    typical_p: Tensor
+    xtc_threshold: Tensor
+    xtc_probability: Tensor
+
+
+@dataclass(frozen=True)
 class SamplingRows:
     """Parallel arrays [R] on the device of the logits.
 
     temperature float32 (0: argmax), top_k int32 (0: off), top_p float32 (>= 1: off), min_p
-    float32 (<= 0: off), seed int64 (all 64 bits), position int64.
+    float32 (<= 0: off), seed int64 (all 64 bits), position int64. `late` is None where no row has
+    such a filter: then nothing is spent on them.
     """
 
     temperature: Tensor
@@ -60,6 +93,7 @@ class SamplingRows:
     min_p: Tensor
     seed: Tensor
     position: Tensor
+    late: LateFilters | None = None
 
 
 @dataclass(frozen=True)
@@ -126,32 +160,42 @@ def multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 def gumbel(seed_R: Tensor, position_R: Tensor, vocabulary: int) -> Tensor:
     """noise_RV in float64."""
     quads = torch.arange((vocabulary + 3) // 4, device=seed_R.device)[None, :]
-    seed_R1, position_R1 = seed_R[:, None], position_R[:, None]
-    counter = (
-        quads,
-        position_R1 & WORD,
-        (position_R1 >> 32) & WORD,
-        torch.zeros_like(position_R1),
-    )
-    words = philox(counter, (seed_R1 & WORD, (seed_R1 >> 32) & WORD))
+    words = words_at(quads, seed_R, position_R, NOISE_STREAM)
     word_RV = torch.stack(words, dim=-1).flatten(1)[:, :vocabulary]
-    uniform_RV = ((word_RV >> 8).to(torch.float64) + 0.5) * 2.0**-24
-    return -torch.log(-torch.log(uniform_RV))
+    return -torch.log(-torch.log(uniform(word_RV)))
+
+
+def coin(seed_R: Tensor, position_R: Tensor) -> Tensor:
+    """uniform_R in float64, of which no token's noise depends."""
+    words = words_at(torch.zeros_like(seed_R[:, None]), seed_R, position_R, COIN_STREAM)
+    return uniform(words[0])[:, 0]
+
+
+def words_at(first_RN: Tensor, seed_R: Tensor, position_R: Tensor, stream: int) -> Words:
+    """The output words of counters (first, position_lo, position_hi, stream)."""
+    seed_R1, position_R1 = seed_R[:, None], position_R[:, None]
+    place = (position_R1 & WORD, (position_R1 >> 32) & WORD)
+    counter = (first_RN, *place, torch.full_like(position_R1, stream))
+    return philox(counter, (seed_R1 & WORD, (seed_R1 >> 32) & WORD))
+
+
+def uniform(word: Tensor) -> Tensor:
+    return ((word >> 8).to(torch.float64) + 0.5) * 2.0**-24
 
 
 def sample(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    """The reference: one stable sort, prefixes, an argmax."""
+    """The reference: one stable sort, intervals, an argmax."""
     check_sample(logits_RV, rows)
     greedy_R = rows.temperature <= 0
     temperature_R1 = torch.where(greedy_R, 1.0, rows.temperature)[:, None]
     tempered_RV, ids_RV = torch.sort(
         logits_RV.to(torch.float32) / temperature_R1, dim=1, descending=True, stable=True
     )
-    kept_R = torch.where(greedy_R, 1, kept_prefix(tempered_RV.to(torch.float64), rows))
-    place_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+    first_R, end_R = kept_interval(tempered_RV.to(torch.float64), rows)
+    first_R, end_R = torch.where(greedy_R, 0, first_R), torch.where(greedy_R, 1, end_R)
     noise_RV = gumbel(rows.seed, rows.position, logits_RV.shape[1]).gather(1, ids_RV)
     score_RV = torch.where(
-        place_V < kept_R[:, None], tempered_RV.to(torch.float64) + noise_RV, -torch.inf
+        within(first_R, end_R, logits_RV), tempered_RV.to(torch.float64) + noise_RV, -torch.inf
     )
     best_R1 = score_RV.amax(dim=1, keepdim=True)
     drawn_R = torch.where(score_RV == best_R1, ids_RV, logits_RV.shape[1]).amin(dim=1)
@@ -163,23 +207,65 @@ def can_draw(logits_RV: Tensor) -> Tensor:
     return torch.isfinite(logits_RV.amax(dim=1))
 
 
-def kept_prefix(tempered_RV: Tensor, rows: SamplingRows) -> Tensor:
-    """How many of the sorted tokens pass min_p, then top_k, then top_p; at least one."""
-    vocabulary = tempered_RV.shape[1]
-    below_max_RV = tempered_RV - tempered_RV[:, :1]
-    floor_R = torch.log(rows.min_p.to(torch.float64).clamp(min=0.0))
-    kept_R = (below_max_RV >= floor_R[:, None]).sum(dim=1)
-    top_k_R = torch.where(rows.top_k > 0, rows.top_k.long(), vocabulary)
-    kept_R = torch.minimum(kept_R, top_k_R)
+def within(first_R: Tensor, end_R: Tensor, like_RV: Tensor) -> Tensor:
+    """Which places of the sorted tokens lie in these intervals, as RV."""
+    place_V = torch.arange(like_RV.shape[1], device=like_RV.device)
+    return (place_V >= first_R[:, None]) & (place_V < end_R[:, None])
 
-    place_V = torch.arange(vocabulary, device=tempered_RV.device)
-    mass_RV = torch.floor(torch.exp(below_max_RV) * 2.0**MASS_BITS).long()
-    mass_RV = torch.where(place_V < kept_R[:, None], mass_RV, 0)
+
+def kept_interval(tempered_RV: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """Where the sorted tokens that pass all filters begin and end; at least one passes."""
+    below_RV = tempered_RV[:, :1] - tempered_RV
+    mass_RV = torch.floor(torch.exp(-below_RV) * 2.0**MASS_BITS).nan_to_num().long()
+    end_R = kept_prefix(below_RV, mass_RV, rows)
+    first_R = torch.zeros_like(end_R)
+    if rows.late is None:
+        return first_R, end_R
+
+    mass_RV = torch.where(within(first_R, end_R, mass_RV), mass_RV, 0)
+    typical_RV = is_typical(below_RV, mass_RV, rows.late.typical_p)
+    is_on_R = (rows.late.typical_p < 1) & typical_RV.any(dim=1)
+    first_R = torch.where(is_on_R, typical_RV.to(torch.uint8).argmax(dim=1), first_R)
+    end_R = torch.where(is_on_R, first_R + typical_RV.sum(dim=1), end_R)
+
+    mass_RV = torch.where(within(first_R, end_R, mass_RV), mass_RV, 0)
+    least_R = rows.late.xtc_threshold.to(torch.float64) * mass_RV.sum(dim=1).to(torch.float64)
+    likely_R = ((mass_RV > 0) & (mass_RV.to(torch.float64) >= least_R[:, None])).sum(dim=1)
+    thrown_R = coin(rows.seed, rows.position) < rows.late.xtc_probability.to(torch.float64)
+    excludes_R = thrown_R & (likely_R > 1)
+    end_R = torch.where(excludes_R, first_R + (mass_RV > 0).sum(dim=1), end_R)
+    return torch.where(excludes_R, first_R + likely_R - 1, first_R), end_R
+
+
+def kept_prefix(below_RV: Tensor, mass_RV: Tensor, rows: SamplingRows) -> Tensor:
+    """How many of the sorted tokens pass min_p, then top_k, then top_p; at least one."""
+    vocabulary = below_RV.shape[1]
+    floor_R = torch.log(rows.min_p.to(torch.float64).clamp(min=0.0))
+    kept_R = (-below_RV >= floor_R[:, None]).sum(dim=1)
+    top_k_R = torch.where(rows.top_k > 0, rows.top_k.long(), vocabulary)
+    kept_R = torch.minimum(kept_R, top_k_R).clamp(min=1)
+
+    mass_RV = torch.where(within(torch.zeros_like(kept_R), kept_R, mass_RV), mass_RV, 0)
     before_RV = mass_RV.cumsum(dim=1) - mass_RV
     share_R = rows.top_p.to(torch.float64) * mass_RV.sum(dim=1).to(torch.float64)
-    nucleus_R = (before_RV.to(torch.float64) < share_R[:, None]).sum(dim=1)
-    kept_R = torch.where(rows.top_p < 1, torch.minimum(kept_R, nucleus_R), kept_R)
-    return kept_R.clamp(min=1)
+    nucleus_R = (before_RV.to(torch.float64) < share_R[:, None]).sum(dim=1).clamp(min=1)
+    return torch.where(rows.top_p < 1, torch.minimum(kept_R, nucleus_R), kept_R)
+
+
+def is_typical(below_RV: Tensor, mass_RV: Tensor, typical_p_R: Tensor) -> Tensor:
+    """Which of the tokens with some mass typical_p keeps. Their surprise is max - t and a constant,
+    so its distance from the entropy is that of max - t from its mean."""
+    total_R1 = mass_RV.sum(dim=1, keepdim=True).to(torch.float64)
+    weighted_RV = torch.floor(mass_RV.to(torch.float64) * below_RV)
+    weighted_RV = torch.where(mass_RV > 0, weighted_RV, 0.0).long()
+    mean_R1 = weighted_RV.sum(dim=1, keepdim=True).to(torch.float64) / total_R1
+    distance_RV = torch.where(mass_RV > 0, (below_RV - mean_R1).abs(), torch.inf)
+    nearest_RV, order_RV = torch.sort(distance_RV, dim=1, stable=True)
+    nearest_mass_RV = mass_RV.gather(1, order_RV)
+    before_RV = nearest_mass_RV.cumsum(dim=1) - nearest_mass_RV
+    share_R1 = typical_p_R.to(torch.float64)[:, None] * total_R1
+    kept_R1 = (before_RV.to(torch.float64) < share_R1).sum(dim=1, keepdim=True).clamp(min=1)
+    return (mass_RV > 0) & (distance_RV <= nearest_RV.gather(1, kept_R1 - 1))
 
 
 def token_logprobs(logits_RV: Tensor, tokens_R: Tensor, top_n: int) -> TokenLogprobs:
@@ -208,7 +294,7 @@ class NativeSample:
         self.run = library.function(
             "tandem_sample",
             *(Pointer, Integer, Integer, Integer, Pointer, Pointer),
-            *(Pointer, Pointer, Pointer, Pointer, Pointer, Integer),
+            *(Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Pointer, Integer),
         )
 
     def __call__(self, logits_RV: Tensor, rows: SamplingRows) -> Tensor:
@@ -216,6 +302,11 @@ class NativeSample:
         require_rows("logits_RV", logits_RV)
         for name, dtype in ROW_DTYPES:
             require_whole(name, getattr(rows, name), dtype)
+        late = [None] * len(LATE_DTYPES)
+        if rows.late is not None:
+            for name, dtype in LATE_DTYPES:
+                require_whole(name, getattr(rows.late, name), dtype)
+            late = [getattr(rows.late, name).data_ptr() for name, _ in LATE_DTYPES]
         count, vocabulary = logits_RV.shape
         tokens_R = torch.empty(count, dtype=torch.int64)
         self.run(
@@ -227,6 +318,7 @@ class NativeSample:
             rows.top_k.data_ptr(),
             rows.top_p.data_ptr(),
             rows.min_p.data_ptr(),
+            *late,
             rows.seed.data_ptr(),
             rows.position.data_ptr(),
             tokens_R.data_ptr(),

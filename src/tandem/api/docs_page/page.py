@@ -179,6 +179,9 @@ def type_html(schema: Schema, *, nullable: bool = True) -> str:
     kind = str(schema.get("type", "anything"))
     if kind == "null":
         return "null" if nullable else ""
+    if kind == "array" and "prefixItems" in schema:
+        places = (type_html(each, nullable=nullable) for each in schema["prefixItems"])
+        return f"[{', '.join(places)}]"
     if kind == "array":
         item = type_html(schema.get("items", {}), nullable=nullable)
         return f"list of ({item})" if " or " in item else f"list of {item}"

@@ -1,5 +1,5 @@
 // Draws tokens by Gumbel noise from a counter, and scores given tokens; a row is one thread's work.
-// Filters keep a prefix of (t descending, id ascending), so they reduce to a lowest kept token.
+// Filters keep an interval of (t descending, id ascending), so they reduce to two tokens.
 // Noise is bounded: what lies 20.3 below the maximum cannot win, and of the rest only tokens whose
 // cheap upper bound reaches the best score so far get their exact score in double.
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "filters.h"
 #include "mathematics.h"
 #include "philox.h"
 
@@ -16,22 +17,10 @@ using namespace tandem;
 namespace {
 
 constexpr float kNoiseSpan = 20.3f;
-constexpr float kMassSpan = 27.8f;  // exp(-27.8) < 2^-40: no mass left.
-constexpr double kMassUnit = 0x1p40;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr int64_t kBuckets = 2048;
-constexpr float kBucketsANat = 64.0f;
 constexpr size_t kShortList = 1024;
 constexpr int64_t kNoToken = -1;
-
-struct Candidate {
-  float t;
-  int32_t id;
-};
-
-bool before(const Candidate& a, const Candidate& b) {
-  return a.t > b.t || (a.t == b.t && a.id < b.id);
-}
+// The last word of a counter.
+constexpr uint32_t kNoiseStream = 0, kCoinStream = 1;
 
 struct Row {
   const float* logits;
@@ -152,7 +141,8 @@ void words_of(const Row& row, int64_t first, Words (&words)[4]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
   Words quads{};
   for (int lane = 0; lane < kLanes; ++lane) quads[lane] = (uint32_t)(first / 4) + lane;
-  Words counter[4] = {quads, Words{} + row.place[0], Words{} + row.place[1], Words{}};
+  Words counter[4] = {quads, Words{} + row.place[0], Words{} + row.place[1],
+                      Words{} + kNoiseStream};
   philox(counter, row.key[0], row.key[1]);
   for (int half = 0; half < 2; ++half) {
     const Words ab = interleave(counter[0], counter[1], half, lanes);
@@ -162,9 +152,10 @@ void words_of(const Row& row, int64_t first, Words (&words)[4]) {
   }
 }
 
-// The winner among all tokens that do not come after `last` in the order of `before`.
-int64_t draw_from_all(const Row& row, float t_max, Candidate last) {
-  const Floats lowest = splat(std::max(last.t, t_max - kNoiseSpan));
+// The winner among all tokens of an interval, whose largest is about `t_top`.
+int64_t draw_from_all(const Row& row, float t_top, const Interval& kept) {
+  const Floats lowest = splat(std::max(kept.last.t, t_top - kNoiseSpan));
+  const Floats highest = splat(kept.first.t);
   const Floats temperature = splat(row.temperature);
   Winner winner;
   for (int64_t first = 0; first < row.vocabulary; first += 4 * kLanes) {
@@ -172,18 +163,19 @@ int64_t draw_from_all(const Row& row, float t_max, Candidate last) {
     Ints wanted{};
     for (int v = 0; v < 4; ++v) {
       t[v] = load_logits(row, first + v * kLanes) / temperature;
-      wanted |= t[v] >= lowest;
+      wanted |= (t[v] >= lowest) & (t[v] <= highest);
     }
     if (!any(wanted)) continue;
     Words words[4];
     words_of(row, first, words);
     for (int v = 0; v < 4; ++v) {
       const Ints close =
-          (t[v] >= lowest) & (t[v] + noise_bound(words[v]) >= splat(winner.hurdle()));
+          (t[v] >= lowest) & (t[v] <= highest) &
+          (t[v] + noise_bound(words[v]) >= splat(winner.hurdle()));
       if (!any(close)) continue;
       for (int lane = 0; lane < kLanes; ++lane) {
         const Candidate candidate{t[v][lane], (int32_t)(first + v * kLanes + lane)};
-        if (close[lane] && !before(last, candidate))
+        if (close[lane] && kept.holds(candidate))
           winner.offer(candidate.t, words[v][lane], candidate.id);
       }
     }
@@ -191,11 +183,11 @@ int64_t draw_from_all(const Row& row, float t_max, Candidate last) {
   return winner.id;
 }
 
-int64_t draw_from_list(const Row& row, float t_max, const std::vector<Candidate>& list) {
+int64_t draw_from_list(const Row& row, float t_top, const std::vector<Candidate>& list) {
   Winner winner;
   for (const Candidate& candidate : list) {
-    if (candidate.t < t_max - kNoiseSpan) continue;
-    uint32_t word[4] = {(uint32_t)candidate.id / 4, row.place[0], row.place[1], 0};
+    if (candidate.t < t_top - kNoiseSpan) continue;
+    uint32_t word[4] = {(uint32_t)candidate.id / 4, row.place[0], row.place[1], kNoiseStream};
     philox(word, row.key[0], row.key[1]);
     winner.offer(candidate.t, word[candidate.id % 4], candidate.id);
   }
@@ -233,108 +225,43 @@ void gather(const Row& row, float lowest, size_t most, std::vector<Candidate>* l
   keep_first(most, list);
 }
 
-// exp(x) * 2^40 rounded down, for -28 < x <= 0, in double; plain arithmetic so that it vectorises.
-inline int64_t mass_of(double x) {
-  const double shifter = 0x1.8p52;
-  const double shifted = x * 1.4426950408889634 + shifter, whole = shifted - shifter;
-  const double r = (x - whole * 0x1.62e42fefa3800p-1) - whole * 0x1.ef35793c76730p-45;
-  double e = 1.0 / 479001600;
-  e = e * r + 1.0 / 39916800;
-  e = e * r + 1.0 / 3628800;
-  e = e * r + 1.0 / 362880;
-  e = e * r + 1.0 / 40320;
-  e = e * r + 1.0 / 5040;
-  e = e * r + 1.0 / 720;
-  e = e * r + 1.0 / 120;
-  e = e * r + 1.0 / 24;
-  e = e * r + 1.0 / 6;
-  e = e * r + 0.5;
-  e = e * r + 1.0;
-  e = e * r + 1.0;
-  int64_t bits, exponent;
-  std::memcpy(&bits, &e, sizeof bits);
-  std::memcpy(&exponent, &shifted, sizeof exponent);
-  bits += (int64_t)((uint64_t)exponent << 52);
-  std::memcpy(&e, &bits, sizeof e);
-  return (int64_t)(e * kMassUnit);
-}
-
-int64_t bucket_of(float below_max) {
-  return std::min<int64_t>((int64_t)(below_max * kBucketsANat), kBuckets - 1);
-}
-
-// Adds the masses of some candidates to the buckets of their distance from the maximum.
-void add_masses(const Candidate* list, int64_t count, float t_max, int64_t* bucket_mass) {
-  constexpr int64_t stretch = 64;
-  double below[stretch];
-  int64_t mass[stretch];
-  for (int64_t i = 0; i < count; i += stretch) {
-    const int64_t some = std::min(stretch, count - i);
-    for (int64_t j = 0; j < stretch; ++j)
-      below[j] = j < some ? (double)list[i + j].t - (double)t_max : 0.0;
-    for (int64_t j = 0; j < stretch; ++j) mass[j] = mass_of(below[j]);
-    for (int64_t j = 0; j < some; ++j) bucket_mass[bucket_of(t_max - list[i + j].t)] += mass[j];
-  }
-}
-
-// The last token of the nucleus. Masses are integers, so their sums do not depend on the order:
-// buckets of t narrow the boundary down, and only the bucket that holds it is sorted.
-Candidate nucleus_end(const std::vector<Candidate>& list, float t_max, double top_p) {
-  std::vector<int64_t> bucket_mass(kBuckets, 0);
-  add_masses(list.data(), (int64_t)list.size(), t_max, bucket_mass.data());
-  int64_t total = 0, ahead = 0, bucket = 0, reached = 0;
-  for (int64_t mass : bucket_mass) total += mass;
-  const double share = top_p * (double)total;
-  for (int64_t b = 0; b < kBuckets && (double)reached < share; ++b) {
-    if (bucket_mass[b]) bucket = b, ahead = reached;
-    reached += bucket_mass[b];
-  }
-  std::vector<Candidate> members;
-  for (const Candidate& candidate : list)
-    if (bucket_of(t_max - candidate.t) == bucket) members.push_back(candidate);
-  std::sort(members.begin(), members.end(), before);
-  Candidate end = members.front();
-  for (const Candidate& candidate : members) {
-    if ((double)ahead >= share) break;
-    end = candidate;
-    ahead += mass_of((double)candidate.t - (double)t_max);
-  }
-  return end;
-}
-
-// The smallest float whose distance to the maximum is within log(min_p).
-float min_p_floor(float t_max, float min_p) {
-  const double span = std::log((double)min_p);
-  const auto kept = [&](float t) { return (double)t - (double)t_max >= span; };
-  float t = (float)((double)t_max + span);
-  while (kept(t)) t = std::nextafter(t, kMinusInfinity);
-  while (!kept(t)) t = std::nextafter(t, -kMinusInfinity);
-  return t;
+// Whether the row's coin, which no token's noise depends on, falls below `probability`.
+bool coin_falls(const Row& row, float probability) {
+  uint32_t word[4] = {0, row.place[0], row.place[1], kCoinStream};
+  philox(word, row.key[0], row.key[1]);
+  return ((double)(word[0] >> 8) + 0.5) * 0x1p-24 < (double)probability;
 }
 
 struct Filters {
   int64_t top_k;
-  float top_p, min_p;
+  float top_p, min_p, typical_p;
+  // Where XTC leaves nothing out, nothing has this share.
+  float excluded_share;
 };
 
 int64_t draw(const Row& row, float peak, const Filters& filters, std::vector<Candidate>* list) {
   const float t_max = peak / row.temperature;
   if (!std::isfinite(t_max) || filters.min_p > 1.0f) return first_of(row, t_max);
-  Candidate last{kMinusInfinity, std::numeric_limits<int32_t>::max()};
-  if (filters.min_p > 0.0f) last.t = min_p_floor(t_max, filters.min_p);
+  Interval kept;
+  if (filters.min_p > 0.0f) kept.last.t = min_p_floor(t_max, filters.min_p);
   const bool top_k = filters.top_k > 0 && filters.top_k < row.vocabulary;
   const bool top_p = filters.top_p < 1.0f;
-  if (!top_k && !top_p) return draw_from_all(row, t_max, last);
-  gather(row, std::max(last.t, t_max - kMassSpan), top_k ? (size_t)filters.top_k : SIZE_MAX, list);
+  const bool late = filters.typical_p < 1.0f || filters.excluded_share <= 1.0f;
+  if (!top_k && !top_p && !late) return draw_from_all(row, t_max, kept);
+  const float lowest = std::max(kept.last.t, t_max - kMassSpan);
+  gather(row, lowest, top_k ? (size_t)filters.top_k : SIZE_MAX, list);
   if (top_p) {
-    last = nucleus_end(*list, t_max, filters.top_p);
-    const auto outside = [last](const Candidate& candidate) { return before(last, candidate); };
+    kept.last = nucleus_end(*list, t_max, filters.top_p);
+    const auto outside = [&](const Candidate& candidate) { return !kept.holds(candidate); };
     list->erase(std::remove_if(list->begin(), list->end(), outside), list->end());
-  } else {
-    last = *std::max_element(list->begin(), list->end(), before);
   }
-  return list->size() <= kShortList ? draw_from_list(row, t_max, *list)
-                                    : draw_from_all(row, t_max, last);
+  if (filters.typical_p < 1.0f) keep_typical(t_max, filters.typical_p, list);
+  if (filters.excluded_share <= 1.0f) exclude_top_choices(t_max, filters.excluded_share, list);
+  kept.last = *std::max_element(list->begin(), list->end(), before);
+  if (late) kept.first = *std::min_element(list->begin(), list->end(), before);
+  const float t_top = late ? kept.first.t : t_max;
+  return list->size() <= kShortList ? draw_from_list(row, t_top, *list)
+                                    : draw_from_all(row, t_top, kept);
 }
 
 double exp_sum(const Row& row, float peak) {
@@ -359,10 +286,13 @@ int64_t rank_of(const Row& row, int64_t token) {
 
 }  // namespace
 
+// The last three parameter arrays of filters may be missing, all together.
 extern "C" void tandem_sample(const float* logits, int64_t stride, int64_t rows, int64_t vocabulary,
                               const float* temperature, const int32_t* top_k, const float* top_p,
-                              const float* min_p, const int64_t* seed, const int64_t* position,
-                              int64_t* tokens, int64_t threads) {
+                              const float* min_p, const float* typical_p,
+                              const float* xtc_threshold, const float* xtc_probability,
+                              const int64_t* seed, const int64_t* position, int64_t* tokens,
+                              int64_t threads) {
 #pragma omp parallel for schedule(dynamic) num_threads((int)threads)
   for (int64_t r = 0; r < rows; ++r) {
     static thread_local std::vector<Candidate> list;
@@ -377,7 +307,11 @@ extern "C" void tandem_sample(const float* logits, int64_t stride, int64_t rows,
     } else if (row.temperature <= 0.0f) {
       tokens[r] = first_with(row, peak);
     } else {
-      tokens[r] = draw(row, peak, Filters{top_k[r], top_p[r], min_p[r]}, &list);
+      Filters filters{top_k[r], top_p[r], min_p[r], 1.0f, 2.0f};
+      if (typical_p) filters.typical_p = typical_p[r];
+      if (xtc_threshold && coin_falls(row, xtc_probability[r]))
+        filters.excluded_share = xtc_threshold[r];
+      tokens[r] = draw(row, peak, filters, &list);
     }
   }
 }
