@@ -24,7 +24,7 @@ from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutp
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ANYBODY
 from tandem.text.aho_corasick import AhoCorasick
-from tandem.text.tools import ToolFormat
+from tandem.text.tool_calls import ToolFormat
 from tests.api.server import client_of, serving
 
 GREEDY = {"prompt": "hello", "temperature": 0, "max_tokens": 50}

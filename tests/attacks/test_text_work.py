@@ -14,7 +14,8 @@ from tandem.api.requests import ChatBody
 from tandem.facts.blocks import PromptChains, grown_chain
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.text.aho_corasick import AhoCorasick
-from tandem.text.tools import HermesParser, Llama3Parser, ToolCall
+from tandem.text.tool_calls import ToolCall
+from tandem.text.tools import HermesParser, Llama3Parser
 
 
 def test_a_prompt_that_cannot_fit_is_not_tokenised(text):

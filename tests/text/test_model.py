@@ -3,16 +3,20 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import tokenizers
 from tokenizers import processors
 
+from tandem.config.options import ReasoningParser, ToolCallParser
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.sampling import SamplingParameters
+from tandem.text.call_markup import CLOSE_TAG, DEEPSEEK_CALL, OPEN_TAG
 from tandem.text.model import TextModel
+from tandem.text.reasoning import ReasoningFormat
 from tandem.text.tokenizer import Tokenizer
-from tandem.text.tools import ToolFormat
+from tandem.text.tool_calls import ToolFormat
 from tests.text.tiny_checkpoint import write_checkpoint
 
 
@@ -79,8 +83,39 @@ def test_call_tags_survive_where_they_are_special(directory: Path):
     model = TextModel.load(directory)
     tokens = model.tokenizer.encode("<tool_call>{}</tool_call><|im_end|>", add_special_tokens=False)
     assert model.detokenizer(skip_special_tokens=True).add_tokens(tokens) == "{}"
-    kept = model.detokenizer(skip_special_tokens=True, for_tools=True).add_tokens(tokens)
-    assert kept == "<tool_call>{}</tool_call>"
+    keeping = model.detokenizer(skip_special_tokens=True, kept_tags=[OPEN_TAG, CLOSE_TAG])
+    assert keeping.add_tokens(tokens) == "<tool_call>{}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("template", "tool_format", "reasoning"),
+    [
+        ("{{ tools }}<tool_call>", ToolFormat.HERMES, None),
+        ("{{ tools }}<tool_call><think></think>", ToolFormat.HERMES, ReasoningFormat.QWEN3),
+        ("{{ tools }}[TOOL_CALLS]", ToolFormat.MISTRAL, None),
+        ("{{ tools }}" + DEEPSEEK_CALL, ToolFormat.DEEPSEEK_V31, None),
+        ("{{ tools }}```json" + DEEPSEEK_CALL + "</think>", ToolFormat.DEEPSEEK_V3, None),
+        ('{{ tools }}{"name": , "parameters": }', ToolFormat.LLAMA3_JSON, None),
+        ("{{ messages }}", None, None),
+    ],
+)
+def test_formats_follow_from_the_template(directory, template, tool_format, reasoning):
+    (directory / "chat_template.jinja").write_text(template)
+    model = TextModel.load(directory)
+    assert (model.tool_format, model.reasoning) == (tool_format, reasoning)
+
+
+def test_formats_may_be_named(directory):
+    model = TextModel.load(directory, tool_call_parser="mistral", reasoning_parser="deepseek_r1")
+    assert model.tool_format is ToolFormat.MISTRAL
+    assert model.reasoning is ReasoningFormat.DEEPSEEK_R1
+    model = TextModel.load(directory, tool_call_parser="none", reasoning_parser="none")
+    assert (model.tool_format, model.reasoning) == (None, None)
+
+
+def test_every_format_has_an_option():
+    assert set(get_args(ToolCallParser)) == {"auto", "none", *ToolFormat}
+    assert set(get_args(ReasoningParser)) == {"auto", "none", *ReasoningFormat}
 
 
 def test_a_checkpoint_that_does_not_sample_is_greedy(directory: Path):

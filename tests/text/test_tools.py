@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.text.tools import ToolCall, ToolFormat, tool_parser
+from tandem.text.tool_calls import ToolCall, ToolFormat
+from tandem.text.tools import tool_parser
 
 HERMES, LLAMA = ToolFormat.HERMES, ToolFormat.LLAMA3_JSON
 
@@ -79,6 +80,7 @@ ALPHABET = [
     '"',
     "x",
     " ",
+    "\n",
     "<",
     "{",
 ]

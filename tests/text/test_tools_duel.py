@@ -1,11 +1,14 @@
 """Duel: the linear tool parsers say, piece by piece, what the obvious ones say."""
 
+import json
 import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.text.tools import _CALL_KEYS, HermesParser, Llama3Parser, Pieces
+from tandem.text.call_markup import PYTHON_TAG
+from tandem.text.tool_calls import Pieces, ToolCall
+from tandem.text.tools import CALL_KEYS, HermesParser, Llama3Parser
 from tests.text.slow_hermes import SlowHermesParser
 
 _CALL = '<tool_call>{"name": "f", "arguments": {"x": "'
@@ -14,7 +17,7 @@ FRAGMENTS = st.sampled_from(
         *("<tool_call>", "</tool_call>", "<tool", "_call>", "</", _CALL, '"}}</tool_call>'),
         *('"', "\\", '\\"', "\\\\", "\\u12", "\\u1234", "{", "}", "[", "]", ",", ":", " ", "\n"),
         *("a", "1", "-", ".5", "e5", "true", "nul", "NaN", "\x0b", ";", '{"name": "f"}'),
-        *('"name":', "parameters", '["", "'),
+        *('"name":', "parameters", '["', "<|python_tag|>", "<|py"),
     ]
 )
 # Where each piece ends: at fragments or anywhere between two characters.
@@ -27,9 +30,12 @@ def pieces_of(data: st.DataObject, text: str) -> list[str]:
 
 
 def plain(pieces: Pieces) -> list[object]:
-    """Neighbouring texts joined: how content is cut within one answer means nothing."""
+    """Neighbouring texts joined: how content is cut within one answer means nothing. Arguments as
+    they would be written anew."""
     result: list[object] = []
     for piece in pieces:
+        if isinstance(piece, ToolCall):
+            piece = ToolCall(piece.name, json.dumps(json.loads(piece.arguments)))
         if isinstance(piece, str) and result and isinstance(result[-1], str):
             result[-1] += piece
         else:
@@ -66,7 +72,10 @@ def test_llama_holds_back_what_may_still_be_a_call(text, data):
 
 
 def may_be_call(text: str) -> bool:
+    if PYTHON_TAG.startswith(text.lstrip()):
+        return True
+    text = text.lstrip().removeprefix(PYTHON_TAG)
     first_key = re.match(r'\s*\{\s*"([^"\\]*)"', text)
     if first_key:
-        return first_key[1] in _CALL_KEYS
+        return first_key[1] in CALL_KEYS
     return not text.strip() or re.fullmatch(r'\s*\{\s*("[^"\\]*)?', text) is not None

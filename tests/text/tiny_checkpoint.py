@@ -1,6 +1,7 @@
 """A checkpoint directory without weights: a byte-level tokenizer trained here, with a template."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -31,7 +32,7 @@ _WORDS = "the quick brown fox jumps over the lazy dog and hello world again one 
 VOCABULARY = 400
 
 
-def byte_level_tokenizer() -> Tokenizer:
+def byte_level_tokenizer(more_tags: Sequence[str] = ()) -> Tokenizer:
     """Every byte is a token, so that characters outside ASCII are split over several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,14 +45,17 @@ def byte_level_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator([_WORDS] * 20 + ["日本語 中文 🎉🚀 naïve"], trainer)
     tokenizer.add_tokens(
-        [AddedToken(tag, special=False) for tag in ("<tool_call>", "</tool_call>")]
+        [AddedToken(tag, special=False) for tag in ("<tool_call>", "</tool_call>", *more_tags)]
     )
     return tokenizer
 
 
-def write_checkpoint(directory: Path, **tokenizer_config: object) -> Path:
-    """A directory that `TextModel.load` accepts; keywords change tokenizer_config.json."""
-    byte_level_tokenizer().save(str(directory / "tokenizer.json"))
+def write_checkpoint(
+    directory: Path, more_tags: Sequence[str] = (), **tokenizer_config: object
+) -> Path:
+    """A directory that `TextModel.load` accepts; further tags are tokens, keywords change
+    tokenizer_config.json."""
+    byte_level_tokenizer(more_tags).save(str(directory / "tokenizer.json"))
     config = {
         "bos_token": "<|endoftext|>",
         "eos_token": {"content": "<|im_end|>"},

@@ -9,11 +9,18 @@ from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
 from tandem.api.choice import ChoiceDelta
-from tandem.api.clock_and_entropy import fresh_id
+from tandem.api.clock_and_entropy import fresh_id, fresh_short_id
 from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
-from tandem.api.prompts import Tokens, chat_follow_up, chat_prompt, kept_end, read_limit
+from tandem.api.prompts import (
+    Tokens,
+    chat_follow_up,
+    chat_prompt,
+    content_text,
+    kept_end,
+    read_limit,
+)
 from tandem.api.requests import ChatBody
 from tandem.api.responses import (
     AnswerMessage,
@@ -25,6 +32,7 @@ from tandem.api.responses import (
     ChatDelta,
     ChatLogprobs,
     FunctionCall,
+    FunctionCallDelta,
     ToolCallDelta,
     Usage,
 )
@@ -35,7 +43,9 @@ from tandem.api.streaming import encoded_event
 from tandem.api.tool_choice import tool_use
 from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
 from tandem.facts.errors import InvalidRequest
-from tandem.text.tools import ToolCall
+from tandem.text.model import TextModel
+from tandem.text.reasoning import ReasoningStart
+from tandem.text.tool_calls import MoreArguments, ToolCall, ToolFormat
 
 
 def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
@@ -71,7 +81,10 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             top_logprobs=top_logprobs,
             choices=sequences_of(body),
             tool_format=context.text.tool_format if tools.offered else None,
-            tool_grammar=(lambda: tools.grammar(context.text)) if tools.called else None,
+            text_parameters=tools.text_parameters,
+            calls=tools.calls_in_answer(body, context.text),
+            tool_grammar=(lambda: tools.grammar(body, context.text)) if tools.called else None,
+            reasoning_start=_reasoning_start(body, context.text),
             follow_up=follow_up,
         )
 
@@ -141,14 +154,20 @@ class ChatWriter:
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         choice = ChatChoice(
             index=transcript.index,
-            message=_message(transcript),
+            message=self._message(transcript),
             logprobs=None,
             finish_reason=transcript.finish_reason,
             stop_reason=transcript.stop_reason,
             token_ids=self._call.token_ids(transcript.tokens),
         )
         logprobs = transcript.logprobs if self._with_logprobs else None
-        return filled_choice(choice, b"content", transcript.text.pieces(), logprobs)
+        reasoning = transcript.reasoning.pieces()
+        texts = {
+            b"content": transcript.text.pieces(),
+            b"reasoning_content": reasoning,
+            b"reasoning": reasoning,
+        }
+        return filled_choice(choice, texts, logprobs)
 
     def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
         call = self._call
@@ -165,31 +184,66 @@ class ChatWriter:
         result = ChatDelta()
         if is_first:
             result.role = "assistant"
-        if delta.text or (is_first and not delta.tool_calls):
+        if delta.reasoning:
+            result.reasoning_content = result.reasoning = delta.reasoning
+        if delta.text or (is_first and not (delta.tool_calls or delta.reasoning)):
             result.content = delta.text
         if delta.tool_calls:
-            first = self._called_tools[delta.choice]
-            self._called_tools[delta.choice] += len(delta.tool_calls)
-            result.tool_calls = [
-                ToolCallDelta(index=first + place, id=fresh_id("call_"), function=_function(call))
-                for place, call in enumerate(delta.tool_calls)
-            ]
+            result.tool_calls = self._call_deltas(delta)
         return result
+
+    def _call_deltas(self, delta: ChoiceDelta) -> list[ToolCallDelta]:
+        """Neighbouring parts of one call are one."""
+        deltas: list[ToolCallDelta] = []
+        for part in delta.tool_calls:
+            if isinstance(part, MoreArguments):
+                last = self._called_tools[delta.choice] - 1
+                if not deltas:
+                    deltas.append(
+                        ToolCallDelta(index=last, function=FunctionCallDelta(arguments=""))
+                    )
+                deltas[-1].function.arguments += part.text
+                continue
+            number = self._called_tools[delta.choice]
+            self._called_tools[delta.choice] += 1
+            function = FunctionCallDelta(name=part.name, arguments=part.arguments)
+            call_id = self._fresh_call_id()
+            deltas.append(
+                ToolCallDelta(index=number, id=call_id, type="function", function=function)
+            )
+        return deltas
+
+    def _message(self, transcript: Transcript) -> AnswerMessage:
+        """Without its texts, which are JSON already."""
+        calls = [
+            AnswerToolCall(id=self._fresh_call_id(), function=_function(call))
+            for call in transcript.tool_calls.calls()
+        ]
+        # Beside calls, no content is null; an empty answer is an empty text.
+        content = "" if transcript.text.pieces() or not calls else None
+        reasoning = "" if transcript.reasoning.pieces() else UNSET
+        return AnswerMessage(
+            content=content,
+            tool_calls=calls or UNSET,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
+        )
+
+    def _fresh_call_id(self) -> str:
+        # Mistral's templates refuse results of calls with any other kind of id.
+        is_short = self._call.presentation.tool_format is ToolFormat.MISTRAL
+        return fresh_short_id() if is_short else fresh_id("call_")
 
     def _logprobs(self, shown: Shown) -> ChatLogprobs | None:
         wanted = self._with_logprobs and bool(shown)
         return chat_logprobs(shown, self._token_json) if wanted else None
 
 
-def _message(transcript: Transcript) -> AnswerMessage:
-    """Without its text, which is JSON already."""
-    calls = [
-        AnswerToolCall(id=fresh_id("call_"), function=_function(call))
-        for call in transcript.tool_calls
-    ]
-    # Beside calls, no content is null; an empty answer is an empty text.
-    content = "" if transcript.text.pieces() or not calls else None
-    return AnswerMessage(content=content, tool_calls=calls or UNSET)
+def _reasoning_start(body: ChatBody, text: TextModel) -> Callable[[Tokens], ReasoningStart]:
+    """Says how the answer to a prompt begins."""
+    continues = bool(body.continue_final_message)
+    continued = content_text(body.messages[-1].content) if continues else None
+    return lambda prompt: text.reasoning_start(prompt, continued)
 
 
 def _function(call: ToolCall) -> FunctionCall:

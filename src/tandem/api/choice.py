@@ -1,7 +1,7 @@
 """One choice of an answer, from the engine's token outputs to deltas of text, tool calls and a
 finish reason (`ChoiceReader`); and the tokens that a call has used (`UsageMeter`).
 
-Owns the order: detokenise, look for stop strings, then look for tool calls.
+Owns the order: detokenise, look for stop strings, split reasoning off, then look for tool calls.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from tandem.api.degradation import Degradation
-from tandem.api.responses import Finish, PromptTokensDetails, Usage
+from tandem.api.responses import CompletionTokensDetails, Finish, PromptTokensDetails, Usage
 from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
 from tandem.facts.serving import EndFinder
 from tandem.text.aho_corasick import AhoCorasick
+from tandem.text.call_markup import TAGS
 from tandem.text.model import TextModel
+from tandem.text.reasoning import END_THINK_TAG, THINK_TAG, ReasoningSplitter, ReasoningStart
 from tandem.text.stop import StopMatcher
-from tandem.text.tools import ToolCall, ToolFormat, tool_parser
+from tandem.text.tool_calls import CallPart, ToolCall, ToolFormat
+from tandem.text.tools import CallsInAnswer, tool_parser
+from tandem.text.xml_calls import Parameter
 
 _FINISHES: dict[FinishReason | None, Finish | None] = {
     None: None,
@@ -38,12 +42,17 @@ TOOL_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Presentation:
-    """How tokens are shown to this client. `tool_format` is None when no tools are on offer."""
+    """How tokens are shown to this client. `tool_format` is None when no tools are on offer;
+    `calls` says which calls are well-formed because of the answer's grammar, `text_parameters`
+    which of their arguments are texts, and `reasoning` how the answer begins."""
 
     stops: AhoCorasick = NO_STOPS
     include_stop: bool = False
     skip_special_tokens: bool = True
     tool_format: ToolFormat | None = None
+    calls: CallsInAnswer = CallsInAnswer.UNCERTAIN
+    text_parameters: frozenset[Parameter] = frozenset()
+    reasoning: ReasoningStart = ReasoningStart.NONE
     min_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()
 
@@ -53,7 +62,14 @@ class Presentation:
         answer; nothing without stop strings."""
         if not self.stops.strings:
             return ()
-        return (self.skip_special_tokens, self.tool_format is not None, *self.stops.strings)
+        return (self.skip_special_tokens, *sorted(self.kept_tags), *self.stops.strings)
+
+    @property
+    def kept_tags(self) -> frozenset[str]:
+        """What is text of the answer even where it is a special token."""
+        reasons = self.reasoning is not ReasoningStart.NONE
+        tags = {THINK_TAG, END_THINK_TAG} if reasons else set()
+        return frozenset(tags.union(TAGS[self.tool_format] if self.tool_format else ()))
 
 
 @dataclass(slots=True)
@@ -61,19 +77,22 @@ class ChoiceDelta:
     """What one choice got since the last delta.
 
     `tokens` are all that were generated, `shown` those that are part of the text, with their
-    logprobs. So many `held_chars` of all its text are not told yet, because a tool call may come of
-    them. `cached_tokens` belongs to the prompt.
+    logprobs; `reasoning_tokens` are those of the former that were reasoning, with its tags, as far
+    as that is known. So many `held_chars` of all its text are not told yet, because a tool call may
+    come of them. `cached_tokens` belongs to the prompt.
     """
 
     choice: int
     text: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
+    tool_calls: list[CallPart] = field(default_factory=list)
     tokens: tuple[int, ...] = ()
     shown: Sequence[tuple[int, TokenLogprobs]] = ()
     finish_reason: Finish | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
     held_chars: int = 0
+    reasoning_tokens: int | None = None
 
 
 class ChoiceReader:
@@ -85,11 +104,18 @@ class ChoiceReader:
         self._presentation = presentation
         self._detokenizer = text.detokenizer(
             skip_special_tokens=presentation.skip_special_tokens,
-            for_tools=presentation.tool_format is not None,
+            kept_tags=presentation.kept_tags,
         )
         self._matcher = StopMatcher(presentation.stops, include_stop=presentation.include_stop)
         tool_format = presentation.tool_format
-        self._parser = tool_parser(tool_format) if tool_format else None
+        self._parser = None
+        if tool_format is not None:
+            texts = presentation.text_parameters
+            self._parser = tool_parser(tool_format, presentation.calls, texts)
+        self._reasoning = ReasoningSplitter(presentation.reasoning)
+        self._end_think_id = text.tokenizer.token_id(END_THINK_TAG)
+        # While it is not known yet whether they are reasoning.
+        self._beginning_tokens = 0
         self._generated_tokens = 0
         # Whom the answer has called so far: a few of them, by the start of their names.
         self.called_tools: tuple[str, ...] = ()
@@ -149,6 +175,8 @@ class ChoiceReader:
         """Flushes what was held back once the choice ends, and takes the tool calls out."""
         if delta.finish_reason is not None and self._matcher.matched is None:
             delta.text += self._matcher.feed(self._detokenizer.finish()) + self._matcher.finish()
+        if self._presentation.reasoning is not ReasoningStart.NONE:
+            self._take_reasoning(delta)
         if self._parser is None:
             return
         self._held_chars += len(delta.text)
@@ -156,14 +184,34 @@ class ChoiceReader:
         if delta.finish_reason is not None:
             pieces += self._parser.finish()
         delta.text = "".join(piece for piece in pieces if isinstance(piece, str))
-        delta.tool_calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+        delta.tool_calls = [piece for piece in pieces if not isinstance(piece, str)]
         # What comes behind a call in the same delta may be held as well, and is little.
         self._held_chars = 0 if delta.tool_calls else self._held_chars - len(delta.text)
         delta.held_chars = self._held_chars
-        called = [call.name[:TOOL_CHARS] for call in delta.tool_calls]
+        called = [part.name[:TOOL_CHARS] for part in delta.tool_calls if isinstance(part, ToolCall)]
         self.called_tools = (*self.called_tools, *called)[:MOST_CALLED_TOOLS]
         if self.called_tools and delta.finish_reason == "stop":
             delta.finish_reason = "tool_calls"
+
+    def _take_reasoning(self, delta: ChoiceDelta) -> None:
+        had_ended = self._reasoning.has_ended
+        delta.reasoning, text = self._reasoning.feed(delta.text)
+        if delta.finish_reason is not None:
+            more, rest = self._reasoning.finish()
+            delta.reasoning, text = delta.reasoning + more, text + rest
+        delta.text = text
+        if self._end_think_id is None:
+            return
+        delta.reasoning_tokens = 0
+        if not had_ended:
+            self._beginning_tokens += self._tokens_until_answer(delta.tokens)
+            if self._reasoning.has_reasoned:
+                delta.reasoning_tokens, self._beginning_tokens = self._beginning_tokens, 0
+
+    def _tokens_until_answer(self, tokens: tuple[int, ...]) -> int:
+        if self._end_think_id in tokens:
+            return tokens.index(self._end_think_id) + 1
+        return len(tokens)
 
 
 class UsageMeter:
@@ -183,6 +231,7 @@ class UsageMeter:
         self._degradation = degradation or Degradation()
         self._prompt_tokens = sum(prompt_tokens)
         self._completion_tokens = 0
+        self._reasoning_tokens: int | None = None
         self._choices_per_prompt = choices_per_prompt
         self._cached_tokens: dict[int, int] = {}
 
@@ -194,6 +243,8 @@ class UsageMeter:
 
     def count_delta(self, delta: ChoiceDelta) -> None:
         self._completion_tokens += len(delta.tokens)
+        if delta.reasoning_tokens is not None:
+            self._reasoning_tokens = (self._reasoning_tokens or 0) + delta.reasoning_tokens
         known = self._cached_tokens.get(delta.choice, 0)
         self._cached_tokens[delta.choice] = max(known, delta.cached_tokens)
 
@@ -203,11 +254,17 @@ class UsageMeter:
         for choice, tokens in self._cached_tokens.items():
             prompt = choice // self._choices_per_prompt
             least[prompt] = min(least.get(prompt, tokens), tokens)
+        reasoning_tokens = self._reasoning_tokens
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             total_tokens=self._prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(least.values())),
+            completion_tokens_details=(
+                UNSET
+                if reasoning_tokens is None
+                else CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+            ),
             degraded=self._degradation.text or UNSET,
             cascade=self._degradation.cascade or UNSET,
         )

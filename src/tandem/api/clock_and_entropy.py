@@ -19,6 +19,11 @@ def fresh_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(12)}"
 
 
+def fresh_short_id() -> str:
+    """Nine letters and digits: an identity within one conversation."""
+    return secrets.token_hex(5)[:9]
+
+
 def unix_time_s() -> int:
     return int(time.time())
 

@@ -162,7 +162,7 @@ class CompletionWriter:
         )
         text = [self._echo_json(prompt), *transcript.text.pieces()]
         logprobs = transcript.logprobs if transcript.has_logprobs else None
-        pieces = filled_choice(choice, b"text", text, logprobs)
+        pieces = filled_choice(choice, {b"text": text}, logprobs)
         if call.returns_token_ids:
             # The last field of a choice.
             pieces[-1] = pieces[-1][:-1]

@@ -36,6 +36,7 @@ from tandem.policy.scaling.contract import (
 )
 from tandem.policy.scaling.policies import decide
 from tandem.policy.scaling.tally import vote_counts
+from tandem.text.tool_calls import CallsSoFar
 
 # Deltas of a sample are joined up to so many tokens: each becomes an event of a stream.
 _JOINED_TOKENS = 64
@@ -104,6 +105,7 @@ class SampleRun:
             self.deltas.append(delta)
             return
         last.text += delta.text
+        last.reasoning += delta.reasoning
         last.tokens += delta.tokens
         last.shown = [*last.shown, *delta.shown]
         last.tool_calls += delta.tool_calls
@@ -339,7 +341,11 @@ class Gang:
 
     def _answer_of(self, run: SampleRun) -> str | None:
         """What it votes for: the tools that it calls, else what is read out of its text."""
-        calls = [call for delta in run.deltas for call in delta.tool_calls]
+        made = CallsSoFar()
+        for delta in run.deltas:
+            for part in delta.tool_calls:
+                made.add(part)
+        calls = made.calls()
         if not calls:
             return self._scaling.read_answer(run.text)
         return "\n".join(f"{call.name} {canonical_json(call.arguments)}" for call in calls)

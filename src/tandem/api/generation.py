@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -39,13 +40,21 @@ from tandem.api.search_request import (
     search_of,
 )
 from tandem.api.streaming import DONE, EventStream
-from tandem.api.structured_output import answer_grammar, constrained, wants_form
+from tandem.api.structured_output import (
+    answer_grammar,
+    constrained,
+    grammar_after_reasoning,
+    wants_form,
+)
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.rate_limits import CallSize
 from tandem.facts.serving import Caller, Generator, ServedBy
 from tandem.text.aho_corasick import AhoCorasick
-from tandem.text.tools import ToolFormat
+from tandem.text.reasoning import ReasoningStart
+from tandem.text.tool_calls import ToolFormat
+from tandem.text.tools import CallsInAnswer
+from tandem.text.xml_calls import Parameter
 
 Body = TypeVar("Body", bound=GenerationBody)
 StreamUsage = Usage | UnsetType | None
@@ -106,6 +115,7 @@ class Call:
         """Whether the delta holds nothing that a client would see."""
         return not (
             delta.text
+            or delta.reasoning
             or delta.tool_calls
             or delta.shown
             or delta.finish_reason
@@ -155,7 +165,9 @@ class GenerationSpec:
     `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
     alternatives to each token, None without log-probabilities; `choices` those of all prompts.
     `follow_up` makes the prompts that go on from answers, for calls that need some; `tool_grammar`
-    what an answer must be because of its tools.
+    what an answer must be because of its tools, and `calls` which calls that makes well-formed;
+    `text_parameters` are those of tools that are texts, and `reasoning_start` says how the answer
+    to a prompt begins.
     """
 
     id_prefix: str
@@ -165,7 +177,10 @@ class GenerationSpec:
     top_logprobs: int | None
     choices: int
     tool_format: ToolFormat | None = None
+    calls: CallsInAnswer = CallsInAnswer.UNCERTAIN
+    text_parameters: frozenset[Parameter] = frozenset()
     tool_grammar: Callable[[], str] | None = None
+    reasoning_start: Callable[[Tokens], ReasoningStart] = lambda _: ReasoningStart.NONE
     follow_up: FollowUp | None = None
 
 
@@ -203,17 +218,14 @@ async def create_answer(
             request, lambda: (spec.read(), AhoCorasick(strings))
         )
         make_grammar = spec.tool_grammar
-        if wants_form(body):
-            if make_grammar is not None:
-                raise InvalidRequest("tools", "cannot be held to beside another form of the answer")
-
-            def make_grammar() -> str:
-                return answer_grammar(body, context.text.grammars)
-
+        if make_grammar is None and wants_form(body):
+            make_grammar = partial(answer_grammar, body, context.text.grammars)
+        reasoning = spec.reasoning_start(prompts[0])
         if make_grammar is not None:
             if search.beams:
                 raise InvalidRequest("tools", "cannot be held to by use_beam_search")
-            grammar = await held.compile_off_loop(request, make_grammar)
+            make = partial(grammar_after_reasoning, make_grammar, reasoning, context.text)
+            grammar = await held.compile_off_loop(request, make)
             sampling = constrained(sampling, grammar, card)
     caller = with_hints(context.caller_of(request), body)
     context.add_limit_headers(request, caller)
@@ -230,6 +242,9 @@ async def create_answer(
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         tool_format=spec.tool_format,
+        calls=spec.calls,
+        text_parameters=spec.text_parameters,
+        reasoning=reasoning,
         min_tokens=sampling.min_tokens,
         end_token_ids=frozenset(card.end_token_ids),
     )

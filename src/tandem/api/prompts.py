@@ -121,7 +121,7 @@ def chat_follow_up(
     said = [message for message in body.messages if message.role == "user"]
 
     def follow_up(_: Tokens, answer: str, ask: str) -> Tokens:
-        question = _content(said[-1].content) if said else ""
+        question = content_text(said[-1].content) if said else ""
         turns = [
             ChatMessage(role="assistant", content=answer),
             ChatMessage(role="user", content=_filled(ask, question, answer)),
@@ -193,17 +193,18 @@ def _message(message: ChatMessage, max_nesting: int) -> dict[str, Any]:
     """The message as templates expect it: text content, call arguments as objects."""
     # Templates know no developers, which OpenAI's newer models have in place of the system.
     role = "system" if message.role == "developer" else message.role
-    result: dict[str, Any] = {"role": role, "content": _content(message.content)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, name)
-        if value is not None:
-            result[name] = value
+    result: dict[str, Any] = {"role": role, "content": content_text(message.content)}
+    reasoning = message.reasoning_content or message.reasoning
+    fields = {"name": message.name, "tool_call_id": message.tool_call_id}
+    fields["reasoning_content"] = reasoning
+    result |= {name: value for name, value in fields.items() if value is not None}
     if message.tool_calls:
         result["tool_calls"] = [_made_call(call, max_nesting) for call in message.tool_calls]
     return result
 
 
-def _content(content: str | list[ContentPart] | None) -> str:
+def content_text(content: str | list[ContentPart] | None) -> str:
+    """The text of a message. Raises `InvalidRequest` for parts that are none."""
     if not isinstance(content, list):
         return content or ""
     for part in content:

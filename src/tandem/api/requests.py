@@ -409,6 +409,7 @@ class ChatMessage(Struct, kw_only=True):
     tool_calls: list[MadeToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ToolFunction(Struct, kw_only=True, omit_defaults=True):

@@ -22,11 +22,18 @@ class PromptTokensDetails(Struct, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, kw_only=True):
+    """`reasoning_tokens` are those of the reasoning, with its tags."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     degraded: str | UnsetType = UNSET
     cascade: str | UnsetType = UNSET
 
@@ -107,6 +114,8 @@ class AnswerMessage(Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[AnswerToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -130,16 +139,26 @@ class ChatAnswer(Struct, kw_only=True):
     scaling: ScalingReport | UnsetType = UNSET
 
 
+class FunctionCallDelta(Struct, kw_only=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
 class ToolCallDelta(Struct, kw_only=True):
+    """The first of a call names its id, type and function; `arguments` of all of them, joined, are
+    its arguments."""
+
     index: int
-    id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class ChatDelta(Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

@@ -2,7 +2,7 @@
 OpenAI and of vLLM, as one grammar."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from tandem.text.grammars import (
     lark_grammar,
     regex_grammar,
 )
+from tandem.text.model import TextModel
+from tandem.text.reasoning import ReasoningStart
 
 CHOICES_LIMIT = 1024
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -43,6 +45,23 @@ def answer_grammar(body: GenerationBody, grammars: LlGuidanceGrammars) -> str:
         return _grammar(kind, value, grammars)
     except GrammarError as error:
         raise InvalidRequest(field, f"cannot be used: {error}") from error
+
+
+def grammar_after_reasoning(
+    make_grammar: Callable[[], str], start: ReasoningStart, text: TextModel
+) -> str:
+    """The grammar of an answer that begins so, with what `make_grammar` gives after its reasoning.
+    May take some milliseconds. Raises `InvalidRequest`."""
+    grammar = make_grammar()
+    if start is ReasoningStart.NONE:
+        return grammar
+    try:
+        grammar = text.after_reasoning(grammar, start)
+        text.grammars.check(grammar)
+    except GrammarError as error:
+        problem = f"makes a form that cannot be used after reasoning: {error}"
+        raise InvalidRequest("response_format", problem) from error
+    return grammar
 
 
 def constrained(sampling: SamplingParameters, grammar: str, card: ModelCard) -> SamplingParameters:

@@ -1,14 +1,22 @@
 """Tool choice: which tools a call offers, and what its answer must be because of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tandem.api.requests import ChatBody, NamedToolChoice, Tool
+from tandem.api.requests import ChatBody, NamedToolChoice, Tool, ToolFunction
+from tandem.api.structured_output import answer_grammar, wants_form
 from tandem.facts.errors import InvalidRequest
 from tandem.text.grammars import GrammarError
 from tandem.text.model import TextModel
-from tandem.text.tool_grammars import CalledTool, demanded_calls, fitting_calls
-from tandem.text.tools import ToolFormat
+from tandem.text.tool_grammars import (
+    CalledTool,
+    calls_or_form,
+    demanded_calls,
+    fitting_calls,
+)
+from tandem.text.tools import CallsInAnswer
+from tandem.text.xml_calls import Parameter
 
 TOOLS_LIMIT = 128
 
@@ -16,21 +24,48 @@ TOOLS_LIMIT = 128
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """`offered` stand in the prompt. The answer must be calls of the `called` ones if they are
-    `demanded`; else whatever it calls is one of them. Without any it may be anything."""
+    `demanded`, or calls or of the client's form with `beside_form`; else whatever it calls is one
+    of them. Without any it may be anything."""
 
     offered: Sequence[Tool] = ()
     called: Sequence[Tool] = ()
     demanded: bool = False
+    beside_form: bool = False
     several: bool = True
 
-    def grammar(self, text: TextModel) -> str:
+    @property
+    def text_parameters(self) -> frozenset[Parameter]:
+        """The parameters whose values are texts and nothing else."""
+        return frozenset(
+            (tool.function.name, name)
+            for tool in self.offered
+            for name, schema in _properties(tool.function).items()
+            if isinstance(schema, Mapping) and schema.get("type") == "string"
+        )
+
+    def calls_in_answer(self, body: ChatBody, text: TextModel) -> CallsInAnswer:
+        """Which calls are certain to be well-formed: those of the grammar, unless something that
+        the client names may end the answer in the middle of one, or its form may be like one."""
+        syntax = text.tool_call_syntax
+        may_break_off = bool(body.stop or body.stop_token_ids)
+        if self.beside_form and syntax is not None:
+            is_certain = syntax.opens_by_tag and not may_break_off
+            return CallsInAnswer.FIRST if is_certain else CallsInAnswer.FIRST_IF_WHOLE
+        if not self.called or may_break_off:
+            return CallsInAnswer.UNCERTAIN
+        return CallsInAnswer.FIRST if self.demanded else CallsInAnswer.ANYWHERE
+
+    def grammar(self, body: ChatBody, text: TextModel) -> str:
         """May take some milliseconds. Raises `InvalidRequest` naming the tool and the place."""
+        form = answer_grammar(body, text.grammars) if self.beside_form else ""
         tools = [self._called_tool(each, text) for each in self.called]
         syntax = text.tool_call_syntax
         assert syntax is not None
         try:
             if self.demanded:
                 grammar = demanded_calls(tools, syntax, several=self.several)
+            elif self.beside_form:
+                grammar = calls_or_form(tools, syntax, form, several=self.several)
             else:
                 grammar = fitting_calls(tools, syntax, several=self.several)
             text.grammars.check(grammar)
@@ -51,6 +86,11 @@ class ToolUse:
         return called
 
 
+def _properties(function: ToolFunction) -> Mapping[str, Any]:
+    properties = (function.parameters or {}).get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
 def tool_use(body: ChatBody, text: TextModel) -> ToolUse:
     """Raises `InvalidRequest` for a choice that the tools do not leave."""
     tools, choice = body.tools or [], body.tool_choice
@@ -61,12 +101,14 @@ def tool_use(body: ChatBody, text: TextModel) -> ToolUse:
         raise InvalidRequest("tools", f"has more than {TOOLS_LIMIT} entries")
     if choice in (None, "auto"):
         strict = any(tool.function.strict for tool in tools)
-        held = bool(tools) and (strict or not several)
-        # Only behind a tag it is known in time that a call begins.
-        held = held and text.tool_format is ToolFormat.HERMES
-        return ToolUse(tools, tools if held else (), several=several)
+        beside_form = wants_form(body)
+        held = bool(tools) and (strict or not several or beside_form)
+        if not held or text.tool_call_syntax is None:
+            return ToolUse(tools, several=several)
+        return ToolUse(tools, tools, beside_form=beside_form, several=several)
     if not tools or text.tool_call_syntax is None:
-        raise InvalidRequest("tool_choice", "needs tools, and a model whose template shows them")
+        problem = "needs tools, and a model whose calls can be demanded in their format"
+        raise InvalidRequest("tool_choice", problem)
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         named = [tool for tool in tools if tool.function.name == name]

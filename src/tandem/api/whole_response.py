@@ -24,7 +24,7 @@ from tandem.api.streaming import ClientGone, EvictableCall, while_connected
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.fair_shares import FairBudget
 from tandem.facts.sampling import SamplingParameters
-from tandem.text.tools import ToolCall
+from tandem.text.tool_calls import CallsSoFar, ToolCall
 
 # Less than this is not worth looking at the others.
 _STEP_BYTES = 16 << 10
@@ -189,17 +189,17 @@ class JsonText:
 
 def filled_choice(
     choice: msgspec.Struct,
-    text_field: bytes,
-    text: Sequence[bytes],
+    texts: Mapping[bytes, Sequence[bytes]],
     logprobs: Mapping[str, JsonList] | None,
 ) -> list[bytes]:
-    """A choice as JSON in pieces. Its text, which is empty in `choice`, comes from `text`, and its
-    log-probabilities, which are none there, from these lists."""
+    """A choice as JSON in pieces. Its `texts` by field, in the order of the fields, are empty or
+    missing in `choice`, and its log-probabilities, which come from these lists, are none there."""
     pieces: list[bytes] = []
     rest = _encoder.encode(choice)
-    if text:
-        before, rest = split_at_field(rest, text_field, b'"')
-        pieces += [before, b'"', *text]
+    for field, text in texts.items():
+        if text:
+            before, rest = split_at_field(rest, field, b'"')
+            pieces += [before, b'"', *text]
     if logprobs is not None:
         before, rest = split_at_field(rest, b"logprobs", b"null")
         opening = before + b"{"
@@ -233,7 +233,8 @@ class Transcript:
     def __init__(self, choice: int, *, logprobs_lists: Sequence[str], keeps_tokens: bool) -> None:
         self.choice = self.index = choice
         self.text = JsonText()
-        self.tool_calls: list[ToolCall] = []
+        self.reasoning = JsonText()
+        self.tool_calls = CallsSoFar()
         self.tokens = array("I")
         self.logprobs = {name: JsonList() for name in logprobs_lists}
         self.has_logprobs = False
@@ -247,15 +248,16 @@ class Transcript:
         kept, about."""
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
-        more_bytes = self.text.append(delta.text)
+        more_bytes = self.text.append(delta.text) + self.reasoning.append(delta.reasoning)
         more_bytes += _HELD_CHAR_BYTES * (delta.held_chars - self._held_chars)
         self._held_chars = delta.held_chars
-        if delta.tool_calls:
-            self.tool_calls += delta.tool_calls
-            more_bytes += sum(
-                _CALL_BYTES + _KEPT_CHAR_BYTES * (len(call.name) + len(call.arguments))
-                for call in delta.tool_calls
-            )
+        for part in delta.tool_calls:
+            self.tool_calls.add(part)
+            if isinstance(part, ToolCall):
+                more_bytes += _CALL_BYTES
+                more_bytes += _KEPT_CHAR_BYTES * (len(part.name) + len(part.arguments))
+            else:
+                more_bytes += _KEPT_CHAR_BYTES * len(part.text)
         if self._keeps_tokens:
             self.tokens.extend(delta.tokens)
             more_bytes += _TOKEN_BYTES * len(delta.tokens)

@@ -23,6 +23,10 @@ CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["none", "int8"]
 Proposers = Literal["none", "ngram", "draft", "medusa", "eagle"]
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "qwen3_xml"
+]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -231,6 +235,20 @@ class ServeOptions(
         int,
         _of_gateways("Samples of a call with `scaling` at most; 0: no such calls.", ge=0, le=64),
     ] = 32
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        _of_gateways(
+            "How the model writes tool calls; auto: as its chat template shows, none: tools are "
+            "refused."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        _of_gateways(
+            "How the model reasons before it answers; auto: as its chat template shows, none: "
+            "reasoning is part of the answer's text."
+        ),
+    ] = "auto"
     parse_special_tokens: Annotated[
         bool,
         _of_gateways(

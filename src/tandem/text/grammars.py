@@ -42,6 +42,8 @@ _DEFINITIONS = ("$defs", "definitions")
 # What in GBNF is no name: texts, sets of characters, comments.
 _GBNF_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
 Schema = Mapping[str, object]
+# How llguidance begins what is more than one grammar in Lark's notation.
+_SEVERAL = '{"grammars":'
 
 
 class GrammarError(Exception):
@@ -81,6 +83,17 @@ def lark_grammar(grammar: str) -> str:
         except (GbnfToLarkError, ValueError, LookupError, RecursionError) as error:
             raise GrammarError(_one_line(str(error))) from error
     return _bounded(LLMatcher.grammar_from_lark(grammar))
+
+
+def within_grammar(outer: str, name: str, grammar: str) -> str:
+    """Texts of a grammar in Lark's notation, `outer`, in which `@name` stands for texts of another
+    `grammar`. Raises `GrammarError`."""
+    inner: list[dict[str, Any]] = [{"lark_grammar": grammar}]
+    if grammar.startswith(_SEVERAL):
+        inner = json.loads(grammar)["grammars"]
+    first, *others = inner
+    grammars = [{"lark_grammar": outer}, {**first, "name": name}, *others]
+    return _bounded(json.dumps({"grammars": grammars}, separators=(",", ":")))
 
 
 class LlGuidanceGrammars:

@@ -16,10 +16,11 @@ from typing import Any
 
 from tandem.facts.errors import InvalidRequest
 from tandem.text.aho_corasick import AhoCorasick
+from tandem.text.call_markup import CLOSE_TAG, OPEN_TAG
+from tandem.text.reasoning import END_THINK_TAG, THINK_TAG
 from tandem.text.tokenizer import Tokenizer
-from tandem.text.tools import CLOSE_TAG, OPEN_TAG
 
-_ANSWER_TAGS = frozenset({OPEN_TAG, CLOSE_TAG, "<think>", "</think>"})
+_ANSWER_TAGS = frozenset({OPEN_TAG, CLOSE_TAG, THINK_TAG, END_THINK_TAG})
 # Templates write a role's token in one piece or around the role's name.
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # Private characters, which no font and no tokenizer gives a meaning.

@@ -6,47 +6,36 @@ between calls and the tags themselves disappear.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import NoReturn, Protocol
+from collections.abc import Iterator, Sequence, Set
+from enum import Enum, auto
 
+from tandem.text.call_markup import CLOSE_TAG, MARKUPS, OPEN_TAG, PYTHON_TAG, is_beginning
 from tandem.text.json_prefix import JsonPrefix
+from tandem.text.marked_calls import MarkedCallParser
 from tandem.text.stop import partial_match_chars
+from tandem.text.tool_calls import Pieces, ToolCall, ToolFormat, ToolParser, call_in
+from tandem.text.xml_calls import Parameter, XmlCallParser
 
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call: the function's name and its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-Pieces = list[str | ToolCall]
-
-
-class ToolFormat(StrEnum):
-    """How a model writes calls: between tags (Hermes, Qwen) or as the whole answer (Llama 3)."""
-
-    HERMES = "hermes"
-    LLAMA3_JSON = "llama3_json"
-
-
-class ToolParser(Protocol):
-    """Splits one answer into content and calls."""
-
-    def feed(self, text: str) -> Pieces: ...
-
-    def finish(self) -> Pieces: ...
-
-
-OPEN_TAG = "<tool_call>"
-CLOSE_TAG = "</tool_call>"
-_CALL_KEYS = frozenset({"name", "parameters", "arguments", "type", "function"})
+# What the first key of an answer in Llama 3's form is, if it is a call.
+CALL_KEYS = ("name", "parameters", "arguments", "type", "function")
 _BLANK = re.compile(r"\s*")
 _BETWEEN_CALLS = re.compile(r"[ \t\r\n;]*")
 _KEY_END = re.compile(r'["\\]')
+_decoder = json.JSONDecoder()
+
+
+class CallsInAnswer(Enum):
+    """Where an answer has calls, as far as its grammar says: such are well-formed, and can be told
+    while they are written."""
+
+    # Anywhere, and none is certain to be one.
+    UNCERTAIN = auto()
+    # What begins like a call is one, if it is the first thing said.
+    FIRST = auto()
+    # What begins like a call is one, wherever it stands.
+    ANYWHERE = auto()
+    # The first thing said may be one, as the grammar writes them; other answers begin alike.
+    FIRST_IF_WHOLE = auto()
 
 
 class HermesParser:
@@ -60,7 +49,7 @@ class HermesParser:
         self._blank: list[str] = []
         self._partial = ""
         self._call: _OpenCall | None = None
-        self._called = False
+        self._after_call = False
 
     def feed(self, text: str) -> Pieces:
         return self._pieces(text, last=False)
@@ -96,14 +85,15 @@ class HermesParser:
         self, text: str, start: int, open_call: "_OpenCall", end: int
     ) -> tuple[str | ToolCall, int]:
         """One call, or its text if it is none, and where the text goes on."""
-        call = _parse_call(text[start : start + end]) if end >= 0 else None
+        call = call_in(text[start : start + end]) if end >= 0 else None
         if call is not None:
-            self._called = True
+            self._after_call = True
             return call, min(start + end + len(CLOSE_TAG), len(text))
         # What is no call is content up to its first closing tag: a good call may follow.
         at, first_close = start, open_call.first_close
         if first_close >= 0:
             at = start + first_close + len(CLOSE_TAG)
+        self._after_call = False
         return OPEN_TAG + text[start:at], at
 
     def _read_content(self, pieces: Pieces, text: str, at: int) -> int:
@@ -116,7 +106,7 @@ class HermesParser:
         certain = len(text) - partial_match_chars(text[at:], OPEN_TAG)
         content, self._partial = text[at:certain], text[certain:]
         # Blank space after a call waits: it is content only if words follow.
-        if self._called and not content.strip():
+        if self._after_call and not content.strip():
             self._blank.append(content)
         else:
             self._append_content(pieces, content)
@@ -125,8 +115,9 @@ class HermesParser:
     def _append_content(self, pieces: Pieces, text: str) -> None:
         text = "".join((*self._blank, text))
         self._blank = []
-        if text and not (self._called and not text.strip()):
+        if text and not (self._after_call and not text.strip()):
             pieces.append(text)
+            self._after_call = False
 
 
 class _OpenCall:
@@ -199,8 +190,10 @@ class Llama3Parser:
 
     def __init__(self) -> None:
         self._held: list[str] = []
-        # What must come before the answer may be a call: a brace, a quote, and a key's end.
-        self._missing = ["{", '"']
+        # What must come before the answer may be a call: perhaps a tag, a brace, a quote, and a
+        # key's end.
+        self._missing = [PYTHON_TAG, "{", '"']
+        self._unread = ""
         self._key: list[str] = []
         self._is_content = False
         self._is_call = False
@@ -216,26 +209,29 @@ class Llama3Parser:
     def finish(self) -> Pieces:
         if self._is_content:
             return []
-        calls = _parse_calls("".join(self._held))
+        calls = _calls_in("".join(self._held))
         return list(calls) if calls else self._take()
 
     def _look(self, text: str) -> None:
         """Is this the beginning of an answer whose first key is one of a call?"""
+        text, self._unread = self._unread + text, ""
         at = 0
         while self._missing:
             blank = _BLANK.match(text, at)
             at = blank.end() if blank else at
-            if at == len(text):
+            if is_beginning(self._missing[0], text, at):
+                self._unread = text[at:]
                 return
-            self._is_content = text[at] != self._missing[0]
-            if self._is_content:
+            if text.startswith(self._missing[0], at):
+                at += len(self._missing[0])
+            elif self._missing[0] != PYTHON_TAG:
+                self._is_content = True
                 return
             self._missing.pop(0)
-            at += 1
         end = _KEY_END.search(text, at)
         self._key.append(text[at : end.start() if end else len(text)])
         if end:
-            self._is_call = end[0] == '"' and "".join(self._key) in _CALL_KEYS
+            self._is_call = end[0] == '"' and "".join(self._key) in CALL_KEYS
             self._is_content = not self._is_call
 
     def _take(self) -> Pieces:
@@ -244,59 +240,43 @@ class Llama3Parser:
         return [text] if text else []
 
 
-def tool_parser(tool_format: ToolFormat) -> ToolParser:
-    """A fresh parser for one answer."""
-    return HermesParser() if tool_format is ToolFormat.HERMES else Llama3Parser()
+def tool_parser(
+    tool_format: ToolFormat,
+    calls: CallsInAnswer = CallsInAnswer.UNCERTAIN,
+    text_parameters: Set[Parameter] = frozenset(),
+) -> ToolParser:
+    """A fresh parser for one answer. Values of `text_parameters` are texts, where the format does
+    not tell."""
+    if tool_format is ToolFormat.QWEN3_XML:
+        return XmlCallParser(text_parameters)
+    markups = MARKUPS[tool_format]
+    if calls is not CallsInAnswer.UNCERTAIN:
+        anywhere = calls is CallsInAnswer.ANYWHERE and bool(markups[0].opening)
+        streams = calls is not CallsInAnswer.FIRST_IF_WHOLE
+        return MarkedCallParser(markups, anywhere=anywhere, streams=streams)
+    match tool_format:
+        case ToolFormat.HERMES:
+            return HermesParser()
+        case ToolFormat.LLAMA3_JSON:
+            return Llama3Parser()
+        case _:
+            return MarkedCallParser(markups, anywhere=True, streams=False)
 
 
-def _parse_call(text: str) -> ToolCall | None:
-    try:
-        return _call_of(json.loads(text, parse_constant=_refuse_constant))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _parse_calls(text: str) -> Sequence[ToolCall]:
+def _calls_in(text: str) -> Sequence[ToolCall]:
     """All calls of a Llama 3 answer, or none at all if any part is something else."""
-    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
     calls: list[ToolCall] = []
-    text = text.strip()
+    text = text.strip().removeprefix(PYTHON_TAG).strip()
     at = 0
     while at < len(text):
         try:
-            document, at = decoder.raw_decode(text, at)
-            call = _call_of(document)
+            _, end = _decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             return ()
+        call = call_in(text[at:end])
         if call is None:
             return ()
         calls.append(call)
-        blank = _BETWEEN_CALLS.match(text, at)
-        at = blank.end() if blank else at
+        blank = _BETWEEN_CALLS.match(text, end)
+        at = blank.end() if blank else end
     return calls
-
-
-def _call_of(document: object) -> ToolCall | None:
-    fields: object = document
-    if isinstance(document, dict) and isinstance(document.get("function"), dict):
-        fields = document["function"]
-    if not isinstance(fields, dict):
-        return None
-    name = fields.get("name")
-    arguments = fields.get("arguments", fields.get("parameters", {}))
-    if isinstance(arguments, str):
-        arguments = _object_in(arguments)
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def _object_in(text: str) -> object:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

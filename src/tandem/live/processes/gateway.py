@@ -114,7 +114,11 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     options = setup.options
     cluster = as_served(setup.cluster)
     directory = Path(cluster.model) if Path(cluster.model).is_dir() else BUNDLED_MODEL
-    text = TextModel.load(tokens_directory(directory, options.load_format))
+    text = TextModel.load(
+        tokens_directory(directory, options.load_format),
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
     spec = read_model_spec(directory)
     name = setup.model or BUNDLED_MODEL.name
     card = ModelCard(

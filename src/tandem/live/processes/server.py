@@ -71,7 +71,12 @@ def _planned(model: str | None, options: ServeOptions) -> tuple[ServedModel, Non
 
 
 def _text_of(model: ServedModel) -> TextModel:
-    return TextModel.load(tokens_directory(model.planned.directory, model.options.load_format))
+    options = model.options
+    return TextModel.load(
+        tokens_directory(model.planned.directory, options.load_format),
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
 
 
 def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> LocalWorker:
