@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
+from tandem.engine.adapters import AdapterCache
 from tandem.engine.engine import Engine
 from tandem.engine.grammars import Grammars, NoGrammars
 from tandem.engine.slots import SlotShape
@@ -74,6 +75,7 @@ class Rig:
         slots: int,
         blocks: int,
         load_grammars: Callable[[], Grammars] = NoGrammars,
+        adapters: AdapterCache | None = None,
     ) -> "Rig":
         spec = decoder.spec
         attention = spec.attention
@@ -93,7 +95,7 @@ class Rig:
             prefix_caching=False,
         )
         shape = SlotShape(slots, spec.context_tokens, BLOCK_SIZE)
-        engine = Engine(decoder, kv, shape, load_grammars=load_grammars)
+        engine = Engine(decoder, kv, shape, load_grammars=load_grammars, adapters=adapters)
         return cls(WorkerMachine(config), engine)
 
     def answer(

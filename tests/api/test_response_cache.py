@@ -19,6 +19,7 @@ from tandem.api.response_cache import (
     ResponseCache,
     response_key,
 )
+from tandem.facts.adapter import Adapter
 from tandem.facts.errors import EngineFailed
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
 from tandem.facts.sampling import SamplingParameters
@@ -326,6 +327,8 @@ def test_keys_are_those_of_everything_that_decides():
         replace(request, sampling=SamplingParameters(seed=2)),
         replace(request, tenant="t"),
         replace(request, cache_salt="t"),
+        replace(request, adapter=Adapter("a" * 32, "/a", 1)),
+        replace(request, adapter=Adapter("b" * 32, "/a", 1)),
     ]
     keys = {response_key("m", each, ()) for each in (request, *others)}
     stops = Presentation(AhoCorasick(["x"]))
@@ -340,7 +343,7 @@ def test_keys_are_those_of_everything_that_decides():
     ]
     keys |= {response_key("m", request, each) for each in endings}
     keys |= {response_key("n", request, ())}
-    assert len(keys) == 10
+    assert len(keys) == 12
     # Where no stop string ends it, the tokens are those of the engine.
     assert Presentation(skip_special_tokens=False).endings == ()
     same = replace(request, request_id="other", prompt_tokens=array("I", (1, 2, 3)), priority=4)

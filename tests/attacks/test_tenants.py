@@ -112,7 +112,10 @@ async def test_whatever_somebody_writes_as_salt_nobody_reads_a_tenants_cache(tex
 ANYTHING = st.text(st.characters(codec="utf-8"), max_size=6) | st.text("0123456789:a\0", max_size=8)
 
 
-@given(st.tuples(ANYTHING, ANYTHING), st.tuples(ANYTHING, ANYTHING))
+ADAPTERS = st.sampled_from(["", "a" * 32, "0" * 32])
+
+
+@given(st.tuples(ANYTHING, ANYTHING, ADAPTERS), st.tuples(ANYTHING, ANYTHING, ADAPTERS))
 def test_no_two_identities_share_a_root(one, other):
     root = CacheRoot("m", "r", b"layout")
     same = root.hash(salt_of(*one)) == root.hash(salt_of(*other))
@@ -122,8 +125,10 @@ def test_no_two_identities_share_a_root(one, other):
 @given(ANYTHING, ANYTHING, ANYTHING)
 def test_nobody_without_a_tenant_writes_the_salt_of_one(tenant, salt, written):
     mine = salt_of(tenant or "a", salt)
-    for lie in (written, mine, mine[1:], f"0:{mine}", f"{tenant}{salt}"):
+    adapted = salt_of(tenant, salt, "a" * 32)
+    for lie in (written, mine, mine[1:], f"0:{mine}", f"{tenant}{salt}", adapted):
         assert salt_of("", lie) != mine
+        assert salt_of("", lie) != adapted
 
 
 async def test_one_keys_flood_leaves_room_and_a_turn_to_another(text):

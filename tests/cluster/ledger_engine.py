@@ -9,10 +9,15 @@ from hashlib import blake2b
 
 import numpy as np
 
+from tandem.facts.adapter import Adapter
 from tandem.facts.steps import StepPlan, StepResult
 
 VOCABULARY = 11
 NONSENSE = b"nonsense"
+# Whose KV is each its own.
+ADAPTERS = (None, Adapter("a" * 32, "/adapters/a", 1000), Adapter("b" * 32, "/adapters/b", 2000))
+# More than there are tokens: KV of an adapter looks like that of other tokens.
+KIND = 32
 
 
 def next_token(tokens: list[int], seed: int) -> int:
@@ -34,9 +39,11 @@ def answer(prompt: tuple[int, ...], sampling, context_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def keys_of(tokens: Sequence[int]) -> list[bytes]:
-    """The KV of these tokens, wherever it was computed."""
-    return [bytes(tokens[: end + 1]) for end in range(len(tokens))]
+def keys_of(tokens: Sequence[int], adapter: Adapter | None = None) -> list[bytes]:
+    """The KV of these tokens with this adapter, wherever it was computed."""
+    kind = KIND * ADAPTERS.index(adapter)
+    marked = bytes(token + kind for token in tokens)
+    return [marked[: end + 1] for end in range(len(marked))]
 
 
 class LedgerEngine:
@@ -50,6 +57,7 @@ class LedgerEngine:
         self.tables: list[dict[int, int]] = [{} for _ in range(slot_count)]
         self.tokens: list[list[int]] = [[] for _ in range(slot_count)]
         self.seeds = [0] * slot_count
+        self.adapters: list[Adapter | None] = [None] * slot_count
         self.last_step_id = -1
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -59,6 +67,7 @@ class LedgerEngine:
             self.tokens[placement.slot] = list(placement.tokens)
             self.tables[placement.slot] = {}
             self.seeds[placement.slot] = placement.sampling.seed
+            self.adapters[placement.slot] = placement.adapter
         for slot, index, block in zip(
             plan.table_slots, plan.table_indices, plan.table_blocks, strict=True
         ):
@@ -147,7 +156,8 @@ class LedgerEngine:
             self.kv[blocks[index // self.block_size]][index % self.block_size] = key
 
     def _identity(self, slot: int, position: int) -> bytes:
-        return bytes(self.tokens[slot][: position + 1])
+        kind = KIND * ADAPTERS.index(self.adapters[slot])
+        return bytes(token + kind for token in self.tokens[slot][: position + 1])
 
     def _write(self, slot: int, position: int) -> None:
         block = self.tables[slot][position // self.block_size]

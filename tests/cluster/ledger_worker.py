@@ -24,7 +24,7 @@ from tandem.messages.worker import (
 )
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.speculation import Speculation
-from tests.cluster.ledger_engine import VOCABULARY, LedgerEngine, answer
+from tests.cluster.ledger_engine import ADAPTERS, VOCABULARY, LedgerEngine, answer
 
 CONTEXT_TOKENS = 40
 SPECULATIONS = [None, None, Speculation(3), Speculation(1, adaptive=False), Speculation(5, False)]
@@ -189,6 +189,7 @@ def configs(draw, **changes) -> WorkerConfig:
         prefix_caching=draw(st.booleans()),
         pipeline_stages=draw(st.sampled_from([1, 1, 1, 2, 3, 4])),
         speculation=draw(st.sampled_from(SPECULATIONS)),
+        max_adapters=draw(st.integers(0, 2)),
     )
     return replace(config, **changes)
 
@@ -211,4 +212,5 @@ def requests(draw) -> Request:
         priority=draw(st.integers(0, 2)),
         cache_salt=draw(st.sampled_from(["", "tenant"])),
         account=draw(st.sampled_from(["", "tenant"])),
+        adapter=draw(st.sampled_from(ADAPTERS)),
     )

@@ -49,7 +49,7 @@ class TieredWorker:
         one, wanted = self.asked[request_id], self.at.imports[request_id]
         known = (*one.prompt_tokens, *one.output_tokens)
         come = self.chance.choice([0, wanted.end_token, self.chance.randint(0, wanted.end_token)])
-        self.at.finish_import(request_id, keys_of(known)[:come])
+        self.at.finish_import(request_id, keys_of(known, one.adapter)[:come])
 
     def abort_some(self) -> None:
         gone = self.chance.choice(sorted(self.asked))

@@ -88,7 +88,10 @@ class WorkerPair:
             at = self.workers[one.source]
             if one.handing and one.wire_id in at.computed:
                 tokens, blocks = at.computed[one.wire_id]
-                assert at.engine.read(blocks, tokens) == keys_of(one.known())[:tokens]
+                assert (
+                    at.engine.read(blocks, tokens)
+                    == keys_of(one.known(), one.request.adapter)[:tokens]
+                )
 
     def token_drawn(self, worker: int, one: PairRequest, token: int, reason) -> None:
         assert one.source == worker
@@ -180,7 +183,7 @@ class WorkerPair:
             self.seen["cancelled"] += 1
             return self.take_effects(worker, at.finish_import(wire_id, []))
         one = self.by_wire[wire_id]
-        kv, since = keys_of(one.known()), ()
+        kv, since = keys_of(one.known(), one.request.adapter), ()
         source = one.source
         if source != worker:
             tokens, blocks = self.workers[source].computed[wire_id]

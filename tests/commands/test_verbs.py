@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
 from tandem.commands.late_imports import PARTS, VERBS
+from tandem.commands.main import _spread
 from tests.journeys.serving import run_here
 from tests.style.source import modules
 
@@ -59,3 +62,23 @@ def test_every_module_named_by_a_string_is_there():
         assert name in dotted, place
         defined = {node.name for node in dotted[name].functions()}
         assert not function or function in defined, place
+
+
+@pytest.mark.parametrize(
+    ("words", "spread"),
+    [
+        (["serve", "m", "--lora-modules", "a=1", "b=2"], ["a=1", "b=2"]),
+        (["serve", "--lora-modules", "a=1", "b=2", "--port", "0"], ["a=1", "b=2"]),
+        (["serve", "--lora-modules", "a=1", "--lora-modules", "b=2"], ["a=1", "b=2"]),
+        (["serve", "--lora-modules", "a=1", "m", "b=2"], ["a=1"]),
+        (["serve", "--lora-modules", "{}", "{1}", "m"], ["{}", "{1}"]),
+        (["serve", "--api-key", "a=1", "b=2"], []),
+    ],
+)
+def test_one_flag_takes_several_adapters(words, spread):
+    found = _spread(words)
+    values = [found[at + 1] for at, word in enumerate(found) if word == "--lora-modules"]
+    assert values == spread
+    assert [word for word in found if word != "--lora-modules"] == [
+        word for word in words if word != "--lora-modules"
+    ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.config.environment import MachineFacts
-from tandem.config.memory import ModelFacts
+from tandem.config.memory import ModelFacts, adapter_bytes
 from tandem.config.options import read_options
 from tandem.config.resolve import machine_facts, memory_shares, resolve
 from tandem.facts.errors import InvalidConfiguration
@@ -138,3 +138,21 @@ def test_the_memory_that_would_hold_a_context_is_that_of_both_models():
     assert not [
         cut for cut in resolve(options, MODEL, machine, share=share).cuts if "context" in cut
     ]
+
+
+def test_adapters_have_room_of_their_own_beside_the_kv_cache():
+    flags = {"kv-cache-memory": "auto", "max-loras": 4, "max-lora-rank": 32}
+    without, with_adapters = resolved(**flags), resolved(**flags, **{"enable-lora": True})
+    assert without.worker.max_adapters == 0
+    assert with_adapters.worker.max_adapters == 4
+    options = read_options(None, {**flags, "enable-lora": True})
+    # The sum of inputs and outputs of all linears, in float32.
+    spec = MODEL.spec
+    attention, hidden, inner = spec.attention, spec.hidden_features, spec.feed_forward_features
+    features = 2 * (hidden + attention.query_features) + 2 * (hidden + attention.kv_features)
+    features += 3 * (hidden + inner)
+    assert adapter_bytes(options, spec) == 4 * 4 * 32 * features * spec.layers
+    named = read_options(None, {"enable-lora": True, "lora-memory": "3MiB"})
+    assert adapter_bytes(named, spec) == 3 << 20
+    with pytest.raises(InvalidConfiguration, match="other memory 1,"):
+        resolved(**{"enable-lora": True, "lora-memory": "1000GiB"})

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.cluster.worker.machine import NO_TOKEN_ALLOWED
+from tandem.facts.adapter import Adapter
 from tandem.facts.request import Request
 from tandem.facts.sampling import INT32_LIMIT, SEED_LIMIT, TOP_LOGPROBS_LIMIT, SamplingParameters
 from tandem.kernels.faces import choose_kernels, reference_kernels
@@ -26,7 +27,9 @@ from tests.engine.tiny import (
     Shape,
     naive_answer,
     tiny_decoder,
+    tiny_spec,
 )
+from tests.models.adapter_files import write_adapter
 
 # In float64 the order of a sum can not tip a draw; the native kernels are exact by construction,
 # whatever the batch, so they are held to the same equality in float32.
@@ -35,7 +38,19 @@ NATIVE = Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "f
 ARITHMETICS = [EXACT] + ([NATIVE] if NATIVE.kernels.batch_invariant else [])
 ALWAYS = [Speculation(most, adaptive=False) for most in (2, 6)]
 SPECULATIONS = [None, Speculation(4), *ALWAYS]
+ADAPTERS: list[Adapter | None] = [None]
 DECODERS = {id(a): {w: tiny_decoder(a, w) for w in (None, 7)} for a in ARITHMETICS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adapters(tmp_path_factory):
+    """Three, of unlike ranks, storages and targets, beside none."""
+    folder, spec = tmp_path_factory.mktemp("adapters"), tiny_spec()
+    ADAPTERS[1:] = [
+        write_adapter(folder / "a", spec, rank=3, seed=1),
+        write_adapter(folder / "b", spec, rank=20, seed=2, dtype=torch.bfloat16),
+        write_adapter(folder / "c", spec, rank=8, seed=3, targets=("k_proj", "down_proj")),
+    ]
 
 
 @st.composite
@@ -93,6 +108,8 @@ def shapes(draw) -> Shape:
         prefix_caching=draw(st.booleans()),
         speculation=draw(st.sampled_from(SPECULATIONS)),
         proposer=draw(st.sampled_from(KINDS)),
+        max_adapters=draw(st.integers(0, 2)),
+        adapter_bytes=draw(st.sampled_from([0, 1 << 20])),
     )
 
 
@@ -127,7 +144,11 @@ def test_company_changes_no_token(arithmetic):
         aborted: set[str] = set()
         for index, (prompt, sampling) in enumerate(wanted):
             copies = data.draw(st.integers(1, 2))
-            batch = [Request(f"{index}-{copy}", prompt, sampling) for copy in range(copies)]
+            adapter = ADAPTERS[data.draw(st.sampled_from([0, 0, 1, 2, 3]))]
+            batch = [
+                Request(f"{index}-{copy}", prompt, sampling, adapter=adapter)
+                for copy in range(copies)
+            ]
             asked |= {request.request_id: request for request in batch}
             bench.ask(*batch)
             for _ in range(data.draw(st.integers(0, 5))):

@@ -3,12 +3,14 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tandem.cluster.worker.machine import WorkerConfig, WorkerMachine
+from tandem.engine.adapters import AdapterCache
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
@@ -17,6 +19,7 @@ from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
+from tandem.kernels.lora import adapter_rows
 from tandem.kernels.sampling import LateFilters, SamplingRows, TokenLogprobs
 from tandem.kv.layout import KvDtype
 from tandem.messages.worker import (
@@ -26,8 +29,9 @@ from tandem.messages.worker import (
     RunStep,
     StepDone,
 )
+from tandem.models.adapter_weights import AdaptedTokens, join_adapters
 from tandem.models.decoder import Decoder, TokenBatch
-from tandem.models.load import LoadPlan, load_decoder
+from tandem.models.load import LoadPlan, load_adapter, load_decoder
 from tandem.models.weights import WeightForm
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.speculation import Speculation
@@ -85,6 +89,8 @@ class Shape:
     pipeline_stages: int = 1
     speculation: Speculation | None = None
     proposer: str = ""
+    max_adapters: int = 0
+    adapter_bytes: int = 0
 
 
 class SumGrammars:
@@ -160,6 +166,7 @@ class Bench:
                 prefix_caching=shape.prefix_caching,
                 pipeline_stages=shape.pipeline_stages,
                 speculation=shape.speculation,
+                max_adapters=shape.max_adapters,
             )
         )
         slots = SlotShape(shape.max_sequences, CONTEXT_TOKENS, shape.block_size)
@@ -167,7 +174,18 @@ class Bench:
         if shape.speculation:
             dtype = arithmetic.dtype
             proposer = proposer_of(shape.proposer, draft or decoder, shape.blocks, dtype)
-        self.engine = Engine(decoder, kv, slots, load_grammars=SumGrammars, make_proposer=proposer)
+        self.adapters = AdapterCache(
+            partial(load_adapter, decoder.spec, kernels=decoder.kernels, device=CPU),
+            shape.adapter_bytes,
+        )
+        self.engine = Engine(
+            decoder,
+            kv,
+            slots,
+            load_grammars=SumGrammars,
+            adapters=self.adapters,
+            make_proposer=proposer,
+        )
         self.now_ns = 0
         self.landing: deque = deque()
         self.answers: dict[str, list[int]] = {}
@@ -223,11 +241,16 @@ class NaiveAnswer:
 def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> NaiveAnswer:
     """Each token from the whole sequence anew: no cache, no batch, no chunks, no slots."""
     sampling = request.sampling
+    layers = ()
+    if request.adapter is not None:
+        adapter = load_adapter(decoder.spec, request.adapter, decoder.kernels, CPU)
+        layers = join_adapters([adapter], decoder.kernels)
     scores = []
     tokens = list(request.prompt_tokens)
     while len(tokens) < min(len(request.prompt_tokens) + sampling.max_tokens, CONTEXT_TOKENS):
         kv = poisoned_store(decoder, 1, arithmetic.dtype, CONTEXT_TOKENS)
         count = len(tokens)
+        everywhere = adapter_rows(np.zeros(count, np.int32), 1)
         batch = TokenBatch(
             torch.tensor(tokens),
             torch.arange(count),
@@ -237,6 +260,7 @@ def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> 
                 torch.tensor([count], dtype=torch.int32),
                 torch.zeros((1, 1), dtype=torch.int32),
             ),
+            adapted=AdaptedTokens(layers, everywhere, everywhere) if layers else None,
         )
         logits = decoder.logits(decoder.forward(batch, kv)[-1:])[0]
         token = _naive_draw(logits, tokens, request, arithmetic.kernels)

@@ -6,7 +6,14 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.facts.blocks import HASH_BYTES, CacheRoot, PromptChains, block_hash, extend_chain
+from tandem.facts.blocks import (
+    HASH_BYTES,
+    CacheRoot,
+    PromptChains,
+    block_hash,
+    extend_chain,
+    salt_of,
+)
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 ROOT = CacheRoot("model", "revision", b"layout")
@@ -59,7 +66,9 @@ def test_everything_that_shapes_the_bytes_is_in_the_root():
         CacheRoot("model", "revision2", b"layout").hash(""),
         CacheRoot("model2", "revision", b"layout").hash(""),
         CacheRoot("model", "revision", b"layout2").hash(""),
-        CacheRoot("model", "revision", b"layout", adapter="a").hash(""),
+        ROOT.hash(salt_of("", "", "a" * 32)),
+        ROOT.hash(salt_of("", "", "b" * 32)),
+        ROOT.hash(salt_of("tenant", "", "a" * 32)),
         # Parts that run together must not look alike.
         CacheRoot("modelrevision", "", b"layout").hash(""),
     ]

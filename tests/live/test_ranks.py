@@ -9,6 +9,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
+from tandem.facts.adapter import Adapter
 from tandem.facts.kv import MoveKv, MoveReport
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
@@ -26,10 +27,14 @@ WAIT_S = 30.0
 
 def a_plan(step_id: int = 7) -> StepPlan:
     sampling = SamplingParameters(temperature=0.5, seed=(1 << 64) - 1, logit_bias=((3, 1.5),))
+    adapter = Adapter("a" * 32, "/adapters/a", 1 << 30)
     table = np.array([[0, 0, 5], [1, 2, 6]], np.int32)
     return StepPlan(
         step_id,
-        (Placement(0, "a", array("I", [1, 2, (1 << 32) - 1]), 2, sampling),),
+        (
+            Placement(0, "a", array("I", [1, 2, (1 << 32) - 1]), 2, sampling, adapter),
+            Placement(1, "b", array("I", [3]), 1, sampling),
+        ),
         slots=np.array([0, 1], np.int32),
         starts=np.array([0, 8], np.int32),
         counts=np.array([3, 1], np.int32),

@@ -127,7 +127,7 @@ def check_import(worker: SimulatedWorker, done: ImportDone) -> None:
     wanted, end_token = inbound.wanted, inbound.covered_tokens
     assert done.tokens <= end_token, "the gateway counts KV that has not arrived"
     sequence = worker.worker_machine.sequences.importing[done.request_id]
-    keys = keys_of(list(sequence.tokens)[:end_token])
+    keys = keys_of(list(sequence.tokens)[:end_token], sequence.request.adapter)
     found = worker.contents.keys_in(wanted.blocks, wanted.first_token, end_token)
     assert found == keys[wanted.first_token :], "the worker counts KV that has not arrived"
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
+from zlib import crc32
 
 from msgspec import structs
 
@@ -43,7 +44,7 @@ from tandem.twin.faults.kinds import (
     TierLost,
 )
 from tandem.twin.launcher import Launcher
-from tests.cluster.ledger_engine import answer
+from tests.cluster.ledger_engine import ADAPTERS, answer
 from tests.twin.chance_cluster import ChanceCluster, Client
 from tests.twin.chance_draws import CONTEXT_TOKENS, SPARE, ScenarioDraws, World, worker_names
 from tests.twin.ledger import Ledger
@@ -193,6 +194,8 @@ class ChanceRun:
             ),
             priority=chance.randrange(3),
             cache_salt=chance.choice(["", "tenant"]),
+            # Not drawn: those that have none are as they were.
+            adapter=ADAPTERS[max(0, crc32(request_id.encode()) % 10 - 7)],
         )
 
     def _withdraw(self, request_id: str) -> None:

@@ -9,11 +9,17 @@ from tandem.facts.blocks import extend_chain, salt_of
 from tandem.facts.kv import BlockName, MoveKv
 from tandem.twin.machine_configs import CACHE_ROOT
 from tandem.twin.worker import SimulatedWorker
-from tests.cluster.ledger_engine import NONSENSE, LedgerEngine
+from tests.cluster.ledger_engine import ADAPTERS, KIND, NONSENSE, LedgerEngine
 
 Keys = list[bytes]
-# The salts that requests of these laws have.
-ROOTS = [CACHE_ROOT.hash(salt_of("", salt)) for salt in ("", "tenant")]
+# By what their KV looks like: the salts that requests of these laws have with each adapter.
+ROOTS = [
+    [
+        CACHE_ROOT.hash(salt_of("", salt, "" if adapter is None else adapter.digest))
+        for salt in ("", "tenant")
+    ]
+    for adapter in ADAPTERS
+]
 
 
 def digests_of(keys: Keys) -> list[bytes]:
@@ -21,9 +27,10 @@ def digests_of(keys: Keys) -> list[bytes]:
     tokens, found = list(keys[-1]), []
     if keys != [bytes(tokens[: len(tokens) - len(keys) + 1 + at]) for at in range(len(keys))]:
         return []
-    for root in ROOTS:
+    kind = tokens[0] // KIND
+    for root in ROOTS[kind]:
         chain: list[bytes] = []
-        extend_chain(chain, root, tokens, len(keys))
+        extend_chain(chain, root, [token - kind * KIND for token in tokens], len(keys))
         found.append(chain[-1])
     return found
 

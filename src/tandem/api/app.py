@@ -2,6 +2,7 @@
 endpoints that only read: models, health, readiness, metrics and version."""
 
 from http import HTTPStatus
+from pathlib import Path
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.access_log import AccessLog, LineSink, LostLines
+from tandem.api.adapters import adapter_endpoints
 from tandem.api.app_context import VERSION, AppContext
 from tandem.api.auth import REQUEST_ID, REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
 from tandem.api.chat import chat_endpoints
@@ -29,8 +31,9 @@ from tandem.api.responses import ModelEntry, ModelList, StatusAnswer, VersionAns
 from tandem.api.streaming import ClientGone
 from tandem.api.tokenization import token_endpoints
 from tandem.api.whole_response import ResponseBudget
+from tandem.facts.adapter import ServedAdapter
 from tandem.facts.errors import TandemError
-from tandem.facts.serving import Generator
+from tandem.facts.serving import AdapterModels, Generator
 from tandem.text.model import TextModel
 
 # Nobody reads it; the number is nginx's for a client that closed its connection.
@@ -44,9 +47,11 @@ def build_app(
     log: LineSink | None = None,
     ring: KeyRing | None = None,
     cache: ResponseCache | None = None,
+    adapters: AdapterModels | None = None,
 ) -> Starlette:
     """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. A `log` gets a
-    line for each call; `ring` and `cache` are those of `config`, for whoever changes them later.
+    line for each call; `ring` and `cache` are those of `config`, for whoever changes them later;
+    `adapters` are served as models of their own (None: there can be none).
     Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     context = AppContext(
@@ -56,12 +61,14 @@ def build_app(
         intake,
         ResponseBudget(config.answer_bytes),
         cache or ResponseCache(config.response_cache, generator.card.names[0]),
+        adapters,
     )
     endpoints: list[ApiEndpoint] = [
         *chat_endpoints(context),
         *completion_endpoints(context),
         *token_endpoints(context),
         *probe_endpoints(context, log),
+        *(adapter_endpoints(context, adapters) if adapters is not None else ()),
     ]
     openapi = openapi_maker("Tandem", VERSION, endpoints, has_keys=config.has_keys)
     routes = [each.route for each in endpoints]
@@ -99,7 +106,8 @@ def _middleware(config: ApiConfig, log: LineSink | None, ring: KeyRing) -> list[
             OriginCheck, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
         )
     )
-    layers.append(Middleware(ApiKeys, ring=ring))
+    operators = KeyRing(ApiConfig(key_files=config.operator_key_files))
+    layers.append(Middleware(ApiKeys, ring=ring, operators=operators))
     return layers
 
 
@@ -148,15 +156,21 @@ def probe_endpoints(context: AppContext, log: LineSink | None = None) -> list[Ap
         logs.register(LostLines(log, context.generator.card.names[0]))
 
     async def list_models(_: Request) -> Response:
-        """The served names, with the sizes of the model behind them."""
+        """The served names, with the sizes of the model behind them; then the adapters."""
         entries = [_entry(context, name) for name in context.generator.card.names]
+        if context.adapters is not None:
+            entries += [_adapter_entry(context, each) for each in context.adapters.served.values()]
         return _json_response(ModelList(data=entries))
 
     async def retrieve_model(request: Request) -> Response:
         """One served name; it may contain slashes."""
         name: str = request.path_params["model"]
         context.check_model(name)
-        return _json_response(_entry(context, name))
+        entry = _entry(context, name)
+        if name not in context.generator.card.names and context.adapters is not None:
+            found = context.adapters.named(name)
+            entry = entry if found is None else _adapter_entry(context, found)
+        return _json_response(entry)
 
     async def health(_: Request) -> Response:
         """503 once the engine has died: only a restart helps. For liveness probes."""
@@ -206,7 +220,17 @@ def _entry(context: AppContext, name: str) -> ModelEntry:
         created=card.created_s,
         max_model_len=card.context_tokens,
         vocabulary_tokens=card.vocabulary_tokens,
+        root=card.names[0],
     )
+
+
+def _adapter_entry(context: AppContext, served: ServedAdapter) -> ModelEntry:
+    entry = _entry(context, served.name)
+    entry.created = served.created_s
+    # A path of the server is not for clients.
+    entry.root = Path(served.adapter.path).name
+    entry.parent = context.generator.card.names[0]
+    return entry
 
 
 def _status(good: bool) -> int:

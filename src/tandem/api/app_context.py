@@ -15,9 +15,10 @@ from tandem.api.intake import HeldBytes, Intake
 from tandem.api.rate_limit_headers import rate_limit_headers
 from tandem.api.response_cache import CacheUse, ResponseCache
 from tandem.api.whole_response import ResponseBudget
+from tandem.facts.adapter import Adapter
 from tandem.facts.errors import EngineFailed
 from tandem.facts.request import LONGEST_DEADLINE_S
-from tandem.facts.serving import Caller, Generator
+from tandem.facts.serving import AdapterModels, Caller, Generator
 from tandem.text.model import TextModel
 
 VERSION = version("tandem")
@@ -33,7 +34,7 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """Nothing here changes while the server runs."""
+    """Nothing here changes while the server runs. `adapters` are None where it serves none."""
 
     generator: Generator
     text: TextModel
@@ -41,6 +42,7 @@ class AppContext:
     intake: Intake
     response_budget: ResponseBudget
     response_cache: ResponseCache
+    adapters: AdapterModels | None = None
 
     def caller_of(self, request: Request) -> Caller:
         """Who sent this, as far as their key and headers say. Raises `Refused` with 400 for a
@@ -109,9 +111,16 @@ class AppContext:
     def check_model(self, model: str | None) -> None:
         """Raises `Refused` with 404 for a model not served here; no model means the only one."""
         names = self.generator.card.names
-        if model is not None and model not in names:
+        if model is not None and model not in names and self.adapter_of(model) is None:
             message = f"the model {model[:128]!r} does not exist; this server has {names[0]!r}"
             raise Refused(Refusal(404, message, "model_not_found", "model"))
+
+    def adapter_of(self, model: str | None) -> Adapter | None:
+        """The adapter that is served as this model; None for the model itself."""
+        if self.adapters is None or model is None or model in self.generator.card.names:
+            return None
+        found = self.adapters.named(model)
+        return None if found is None else found.adapter
 
     def check_ready(self, model: str | None) -> None:
         """As `check_model`, and 503 while nothing can run."""

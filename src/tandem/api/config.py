@@ -57,6 +57,7 @@ class ApiConfig:
 
     No `api_keys` means open to everyone; `tenants` says whose some of them are, by key; more of
     both stand in `key_files`.
+    Operators send a key of `operator_key_files`; without them, nobody may do what is theirs alone.
     `max_choices` bounds the sequences that one call starts
     (prompts times n), `max_scaling_samples` those of one with `scaling` (0: there is none).
     `allowed_origins` are the web pages that may call from a browser.
@@ -70,6 +71,7 @@ class ApiConfig:
     api_keys: tuple[str, ...] = ()
     tenants: Mapping[str, str] = field(default_factory=dict)
     key_files: tuple[KeyFile, ...] = ()
+    operator_key_files: tuple[KeyFile, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

@@ -196,6 +196,7 @@ async def create_answer(
     with context.holding_body(request) as held:
         body = await read_body(request, body_type, context.config, held)
         context.check_ready(body.model)
+        adapter = context.adapter_of(body.model)
         spec = spec_of(body)
         sampling = sampling_parameters(body, spec.max_tokens, spec.top_logprobs, context.text, card)
         scaling = scaling_of(
@@ -233,7 +234,7 @@ async def create_answer(
         raise InvalidRequest("stream_options", "needs stream to be true")
     answer_id = fresh_id(spec.id_prefix)
     requests = requests_of(
-        body, answer_id, prompts, sampling, caller.tenant, card, search.sequences
+        body, answer_id, prompts, sampling, caller.tenant, card, search.sequences, adapter
     )
     for each in requests if search.beams else ():
         check_beam_cost(len(each.prompt_tokens), each.sampling.max_tokens, search.beams)
@@ -267,7 +268,7 @@ async def create_answer(
         body=body,
         answer_id=answer_id,
         created_s=unix_time_s(),
-        model=card.names[0],
+        model=card.names[0] if adapter is None or body.model is None else body.model,
         prompts=prompts,
         choices_per_prompt=search.sequences,
         lookups=lookups,

@@ -22,7 +22,7 @@ _REF = "#/components/schemas/{name}"
 _ERRORS = {
     400: "The request holds what it must not",
     401: "The API key is missing or wrong",
-    403: "A web page of another origin",
+    403: "A web page of another origin, or a caller who is no operator",
     404: "No such model",
     408: "The request did not arrive in time",
     413: "The body is too large",

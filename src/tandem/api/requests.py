@@ -41,6 +41,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "CompletionBody": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0},
     "TokenizeBody": {"messages": _CHAT_MESSAGES},
     "DetokenizeBody": {"tokens": [72, 105]},
+    "LoadAdapterBody": {"lora_name": "sql", "lora_path": "/adapters/sql"},
+    "UnloadAdapterBody": {"lora_name": "sql"},
 }
 
 
@@ -50,7 +52,7 @@ def _means(text: str) -> Meta:
 
 
 # What fields of several bodies mean.
-_MODEL = _means("A served name. Absent: the model that is served.")
+_MODEL = _means("A served name, or that of an adapter. Absent: the model that is served.")
 _ADD_GENERATION_PROMPT = _means("Opens the assistant's turn. Default: true unless continuing.")
 _CONTINUE_FINAL_MESSAGE = _means("Continues the last message instead of answering it.")
 _CHAT_TEMPLATE_KWARGS = _means("Further variables of the checkpoint's chat template.")
@@ -496,3 +498,16 @@ class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     tokens: Annotated[list[TokenId], _means("The ids to turn into text.")]
     model: Annotated[str | None, _MODEL] = None
+
+
+class LoadAdapterBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/load_lora_adapter"""
+
+    lora_name: Annotated[str, _means("The name of the model that the adapter is served as.")]
+    lora_path: Annotated[str, _means("Its folder on the server, as PEFT writes it.")]
+
+
+class UnloadAdapterBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/unload_lora_adapter"""
+
+    lora_name: Annotated[str, _means("The name that it was loaded under.")]

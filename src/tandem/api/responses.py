@@ -213,6 +213,8 @@ class ModelEntry(Struct, kw_only=True):
     vocabulary_tokens: int
     object: Literal["model"] = "model"
     owned_by: str = "tandem"
+    root: str | None = None
+    parent: str | None = None
 
 
 class ModelList(Struct, kw_only=True):
@@ -229,6 +231,11 @@ class TokenizeAnswer(Struct, kw_only=True):
 
 class DetokenizeAnswer(Struct, kw_only=True):
     prompt: str
+
+
+class AdapterAnswer(Struct, kw_only=True):
+    lora_name: str
+    status: Literal["loaded", "unloaded"]
 
 
 class StatusAnswer(Struct, kw_only=True):

@@ -12,6 +12,7 @@ from tandem.api.clock_and_entropy import fresh_seed
 from tandem.api.prompts import Tokens, check_tokens
 from tandem.api.requests import GenerationBody
 from tandem.api.search_request import sequences_of
+from tandem.facts.adapter import Adapter
 from tandem.facts.client_fields import client_fields, client_values
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.request import Request
@@ -58,6 +59,7 @@ def requests_of(
     tenant: str,
     card: ModelCard,
     sequences: int,
+    adapter: Adapter | None = None,
 ) -> list[Request]:
     """The requests of a call, `sequences` for each prompt. Raises `InvalidRequest` for what can
     never run."""
@@ -74,6 +76,7 @@ def requests_of(
                     sampling=replace(fitting, seed=fitting.seed_of_choice(choice)),
                     tenant=tenant,
                     choice=choice,
+                    adapter=adapter,
                     **attributes,
                 )
             )

@@ -33,6 +33,7 @@ VERBS: Final = {
     "bench": "tandem.commands.bench:bench",
     "eval": "tandem.commands.evaluate:evaluate_command",
     "hits": "tandem.commands.hits:hits",
+    "merge": "tandem.commands.merge:merge_command",
     "calibrate": "tandem.commands.calibrate:calibrate_command",
     "simulate": "tandem.commands.simulate:simulate_command",
     "replay": "tandem.commands.replay:replay_command",
@@ -48,9 +49,10 @@ PARTS: Final = {
     "server": "tandem.live.processes.server",
     "calibration": "tandem.commands.calibration",
     "GPUs": "tandem.config.resolve",
+    "merging": "tandem.models.merging",
     "Ray launcher": "tandem.live.launching.ray_launcher",
 }
-Part = Literal["command line", "server", "calibration", "GPUs", "Ray launcher"]
+Part = Literal["command line", "server", "calibration", "GPUs", "merging", "Ray launcher"]
 
 
 def verb(name: str) -> Any:

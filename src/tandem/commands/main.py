@@ -4,11 +4,35 @@ from collections.abc import Iterable
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tandem import __version__
 from tandem.commands.late_imports import FORMER_VERBS, VERBS, verb
 from tandem.live.processes.lifecycle import run_to_the_end
+
+# Takes several words of the form name=value (or JSON objects), where others take one.
+_OF_SEVERAL = "--lora-modules"
+
+
+class Verb(TyperCommand):
+    """One verb. What follows `--lora-modules` up to the next option are its values, as in vLLM."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _spread(args))
+
+
+def _spread(words: list[str]) -> list[str]:
+    """With the option before each of its values."""
+    spread: list[str] = []
+    within = False
+    for word in words:
+        if word.startswith("-"):
+            within = word == _OF_SEVERAL
+        elif within and spread[-1] != _OF_SEVERAL:
+            within = "=" in word or word.startswith("{")
+            spread += [_OF_SEVERAL] if within else []
+        spread.append(word)
+    return spread
 
 
 class Verbs(TyperGroup):
@@ -33,7 +57,7 @@ class Verbs(TyperGroup):
 
 def _command(name: str) -> Any:
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name)(verb(name))
+    alone.command(name, cls=Verb)(verb(name))
     return typer.main.get_command(alone)
 
 

@@ -26,6 +26,7 @@ def api_config(
         api_keys=options.api_key or api_keys,
         tenants=tenants or {},
         key_files=(*map(KeyFile, options.api_key_file), *tenant_files),
+        operator_key_files=tuple(map(KeyFile, options.operator_key_file)),
         allowed_origins=options.allowed_origins,
         allowed_hosts=_allowed_hosts(options),
         max_body_bytes=options.max_body_mib << 20 or None,

@@ -22,6 +22,7 @@ from tandem.config.memory import (
     KvSizes,
     MemoryNeed,
     ModelFacts,
+    adapter_bytes,
     cpu_pool_bytes,
     gpu_pool_bytes,
     kv_sizes,
@@ -268,7 +269,8 @@ def need_beside_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -
     return processes + MemoryNeed(
         weight_bytes(model.spec, model.shapes, ranks, storage=storage, compute_bytes=4),
         working_bytes(options, model.spec, context_tokens) * len(ranks),
-        other=model.drafts.other_bytes(options, is_cpu=True) * pool.tensor_parallel,
+        other=model.drafts.other_bytes(options, is_cpu=True) * pool.tensor_parallel
+        + adapter_bytes(options, model.spec),
     )
 
 

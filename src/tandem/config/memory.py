@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.config.options import ServeOptions
+from tandem.config.options import ServeOptions, parse_bytes
 from tandem.config.speculation import NO_DRAFT_MEMORY, DraftMemory, draft_source
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.facts.units import GIB, MIB, size_text
 from tandem.models.configuration import read_model_spec
-from tandem.models.footprint import WeightBytes, header_shapes
+from tandem.models.footprint import FLOAT32_BYTES, WeightBytes, header_shapes
+from tandem.models.parameters import decoder_parts
 from tandem.policy.speculation import MOST_STEP_DRAFTS
 
 # Python, torch and the libraries of a process that runs a model, and of one that only serves it:
@@ -86,6 +87,21 @@ def working_bytes(options: ServeOptions, spec: ModelSpec, context_tokens: int) -
     slots = options.max_num_seqs * (context_tokens + -(-context_tokens // options.block_size))
     rotary = context_tokens * spec.rope.rotary_dim(spec.attention.head_dim)
     return 4 * (options.max_num_batched_tokens * features + logits + slots + rotary)
+
+
+def adapter_bytes(options: ServeOptions, spec: ModelSpec) -> int:
+    """What a worker may hold of adapters. Raises `InvalidConfiguration`."""
+    if not options.enable_lora:
+        return 0
+    if options.lora_memory != "auto":
+        return parse_bytes(options.lora_memory, "lora-memory")
+    features = sum(
+        sum(part.shape)
+        for layer in decoder_parts(spec).layers
+        for fused in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+        for part in fused.weights
+    )
+    return options.max_loras * options.max_lora_rank * features * FLOAT32_BYTES
 
 
 def refused_memory(need: MemoryNeed, free_bytes: int, *, what: str, fewer: str = "") -> str | None:

@@ -134,6 +134,29 @@ class ServeOptions(
     prompt_lookup_max: Annotated[
         int, _doc("ngram: tokens that are compared at most.", "Speculation", ge=1, le=64)
     ] = 4
+    enable_lora: Annotated[
+        bool, _doc("Serve LoRA adapters beside the model, as models of their own.", "Switches")
+    ] = False
+    lora_modules: Annotated[
+        tuple[str, ...],
+        _doc(
+            "An adapter as name=path, of a folder that PEFT wrote; several, or repeat.",
+            "LoRA",
+            of="gateways",
+        ),
+    ] = ()
+    max_lora_rank: Annotated[
+        int, _doc("The highest rank that an adapter may have.", "LoRA", ge=1, le=1024)
+    ] = 16
+    max_loras: Annotated[
+        int, _doc("Different adapters of the sequences that run at once.", "LoRA", ge=1, le=4096)
+    ] = 8
+    lora_memory: Annotated[
+        str,
+        _doc(
+            "Memory for adapters, as 2GiB; auto: max-loras of the highest rank in float32.", "LoRA"
+        ),
+    ] = "auto"
 
     cascade_model: Annotated[
         str,
@@ -167,6 +190,12 @@ class ServeOptions(
         tuple[str, ...],
         _of_gateways(
             "File of such keys, one a line, read again when it changes; repeat.", live=True
+        ),
+    ] = ()
+    operator_key_file: Annotated[
+        tuple[str, ...],
+        _of_gateways(
+            "File of keys of operators, one a line, who may load and unload adapters; repeat."
         ),
     ] = ()
     allow_client_priority: Annotated[

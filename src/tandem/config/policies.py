@@ -25,6 +25,7 @@ from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.config.cluster.file import Cluster, worker_names
 from tandem.config.cluster.keys import Choice
 from tandem.config.hardware.pools import pool_cost, priced
+from tandem.config.options import ServeOptions
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
@@ -91,7 +92,14 @@ def router_config(
         classes=policies.classes,
         queue=policies.queue,
         first_token=cluster.policies.first_token,
+        held_adapters=_held_adapters(cluster),
     )
+
+
+def _held_adapters(cluster: Cluster) -> int:
+    """As many as a worker has room for at least."""
+    written = cluster.serve.get("max-loras")
+    return written if isinstance(written, int) else ServeOptions().max_loras
 
 
 def learning_of(cluster: Cluster) -> Learning | None:

@@ -12,6 +12,7 @@ from tandem.config.kv_format import layout_of, storage_of
 from tandem.config.memory import (
     MemoryNeed,
     ModelFacts,
+    adapter_bytes,
     cpu_pool_bytes,
     kv_sizes,
     refused_blocks,
@@ -162,6 +163,7 @@ def resolve(
         prefix_caching=options.enable_prefix_caching,
         max_waiting=options.max_num_queued_reqs,
         speculation=speculation_of(options),
+        max_adapters=options.max_loras if options.enable_lora else 0,
     )
     slots = SlotShape(options.max_num_seqs, context_tokens, options.block_size)
     threads = options.threads or machine.cores
@@ -198,9 +200,10 @@ def _need(
     weights = weight_bytes(
         model.spec, model.shapes, ranks, storage=storage, compute_bytes=compute_bytes
     )
-    drafts = model.drafts.other_bytes(options, is_cpu=device.type == "cpu")
+    other = model.drafts.other_bytes(options, is_cpu=device.type == "cpu")
+    other += adapter_bytes(options, model.spec)
     working = working_bytes(options, model.spec, 0) * len(ranks)
-    return MemoryNeed(weights, working, other=drafts if ranks else 0)
+    return MemoryNeed(weights, working, other=other * bool(ranks))
 
 
 def _free_bytes(options: ServeOptions, device: torch.device, machine: MachineFacts) -> int:

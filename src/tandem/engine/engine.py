@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.engine.adapters import AdapterCache, StepAdapters, no_adapter
 from tandem.engine.drafts import Draws, Indices, drawing_rows, wanted_tokens
 from tandem.engine.grammars import GrammarMasks, Grammars, NoGrammars
 from tandem.engine.proposers.contract import Continuations, Proposals, Proposer
@@ -24,7 +25,7 @@ from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
 
 
-def token_batch(plan: StepPlan, slots: Slots) -> TokenBatch:
+def token_batch(plan: StepPlan, slots: Slots, adapters: StepAdapters) -> TokenBatch:
     """The model's input for a plan whose differences `slots` has taken over."""
     block_size = slots.shape.block_size
     counts_N = plan.counts
@@ -39,7 +40,12 @@ def token_batch(plan: StepPlan, slots: Slots) -> TokenBatch:
         positions_T = np.arange(query_start[-1], dtype=np.int32) + first_T
     blocks_T = slots.block_table[slots_T, positions_T // block_size].astype(np.int64)
     kv_slots_T = blocks_T * block_size + positions_T % block_size
+    wanted_W = wanted_tokens(plan, query_start)
     used_blocks = -(-int(ends_N.max()) // block_size)
+    adapted = None
+    if slots.has_adapter[plan.slots].any():
+        of_rows = [slots.adapters[slot] for slot in plan.slots]
+        adapted = adapters.adapted_tokens(of_rows, counts_N, wanted_W)
 
     def on_device(values: np.ndarray) -> torch.Tensor:
         return slots.to_device(np.ascontiguousarray(values))
@@ -54,7 +60,8 @@ def token_batch(plan: StepPlan, slots: Slots) -> TokenBatch:
             context_lengths=on_device(ends_N.astype(np.int32)),
             block_table=on_device(slots.block_table[plan.slots, :used_blocks]),
         ),
-        wanted=on_device(wanted_tokens(plan, query_start).astype(np.int64)),
+        wanted=on_device(wanted_W.astype(np.int64)),
+        adapted=adapted,
     )
 
 
@@ -113,7 +120,7 @@ class Engine:
     and draw the same; the engines of other stages must be told by `take_landed`.
     `threads` bounds the CPU threads of a kernel (0: as torch has it). `load_grammars` is called in
     a thread of the engine's, and may take its time. `make_proposer` makes who drafts, on the ranks
-    that draw.
+    that draw. `adapters` are those of the decoder's share; a step waits for what it needs of them.
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class Engine:
         stages: Collectives = ALONE,
         load_grammars: Callable[[], Grammars] = NoGrammars,
         make_proposer: Callable[[Decoder, Slots], Proposer] | None = None,
+        adapters: AdapterCache | None = None,
     ) -> None:
         place = decoder.place
         assert (stages.rank, stages.size) == (place.stage, place.stages)
@@ -138,6 +146,7 @@ class Engine:
         self._sampler = Sampler(decoder.kernels, self.slots, self._masks)
         drafts = make_proposer is not None and self.draws
         self._proposer = make_proposer(decoder, self.slots) if drafts and make_proposer else None
+        self._adapters = StepAdapters(decoder, adapters or AdapterCache(no_adapter, 0))
         self._pending_samples = PendingSamples()
         self._next_step_id = 0
 
@@ -170,7 +179,7 @@ class Engine:
             self._masks.drafts_placed(draws)
             if self._proposer:
                 self._proposer.sequences_placed(plan.placements)
-        hidden_WC = self._forward(token_batch(plan, self.slots))
+        hidden_WC = self._forward(token_batch(plan, self.slots, self._adapters))
         if not self.draws:
             self._pending_samples.step_launched(plan, draws)
             return LaunchedStep(plan.step_id, plan.samples)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tandem.engine.bans import Bans
 from tandem.engine.drafts import Draws, draft_places
+from tandem.facts.adapter import Adapter
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import IntArray, Placement, StepPlan
 from tandem.kernels.sampling import LateFilters, SamplingRows
@@ -58,6 +59,8 @@ class Slots:
         # Of the sequences that must not draw some tokens.
         self.bans: list[Bans | None] = [None] * slots
         self.wants_logprobs = np.zeros(slots, np.bool_)
+        self.has_adapter = np.zeros(slots, np.bool_)
+        self.adapters: list[Adapter | None] = [None] * slots
 
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's differences: placements, then their block tables; and its drafts,
@@ -96,6 +99,8 @@ class Slots:
         self._filters_late[slot] = sampling.typical_p < 1.0 or sampling.xtc_probability > 0.0
         self._seed[slot] = np.uint64(sampling.seed).astype(np.int64)
         self.wants_logprobs[slot] = sampling.top_logprobs is not None
+        self.has_adapter[slot] = placement.adapter is not None
+        self.adapters[slot] = placement.adapter
         self.adjusts_logits[slot] = sampling.adjusts_logits
         self.bans[slot] = Bans.of(sampling, self.device) if sampling.adjusts_logits else None
 

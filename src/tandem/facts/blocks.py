@@ -22,15 +22,20 @@ BlockHash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Salt = NewType("Salt", str)
 
 
-def salt_of(tenant: str, cache_salt: str) -> Salt:
+def salt_of(tenant: str, cache_salt: str, adapter: str = "") -> Salt:
     """What keeps the cached prefixes of this tenant (empty: of callers without one) under this salt
-    apart from all others: no two pairs have one salt, whatever clients write."""
+    and with this adapter (its digest; empty: the model alone) apart from all others: no two of
+    these have one salt, whatever clients write."""
     # The length is there for callers without a tenant too: without it, what they write could be
     # the prefix of somebody's name. Only nobody and nothing is written as nothing.
-    return Salt(f"{len(tenant)}:{tenant}{cache_salt}" if tenant or cache_salt else "")
+    owner = f"{len(tenant)}:{tenant}{cache_salt}" if tenant or cache_salt else ""
+    # Without an adapter it begins with a digit, if with anything. Digests are of one length.
+    return Salt(f"adapter {adapter} {owner}" if adapter else owner)
 
 
 NO_SALT = salt_of("", "")
+# A part that says nothing any more: without it, all that was kept would have other names.
+_NOTHING = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,13 @@ class CacheRoot:
 
     `model` is a digest of the model's content (configuration, weights, and the precision that holds
     them), never its name. `arithmetic` says how it is computed: kernels and their version, device,
-    precision. `layout` is the canonical description of shape and precision of the KV blocks.
+    precision. `layout` is the canonical description of shape and precision of the KV blocks. Whose
+    blocks they are, and which adapter made them, stands in the salt.
     """
 
     model: str
     arithmetic: str
     layout: bytes
-    adapter: str = ""
 
     @property
     def identity(self) -> str:
@@ -54,7 +59,7 @@ class CacheRoot:
         if not self.model:
             return ""
         digest = blake2b(digest_size=HASH_BYTES)
-        for part in (self.model, self.arithmetic, self.adapter):
+        for part in (self.model, self.arithmetic, _NOTHING):
             encoded = part.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
         return digest.hexdigest()
@@ -68,7 +73,7 @@ class CacheRoot:
 @lru_cache(maxsize=256)
 def _hash_of_root(root: CacheRoot, salt: Salt) -> bytes:
     digest = blake2b(digest_size=HASH_BYTES)
-    for part in (root.model, root.arithmetic, root.adapter, salt):
+    for part in (root.model, root.arithmetic, _NOTHING, salt):
         # The length stands before the text, so that no two lists of parts look alike.
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from tandem.facts.adapter import Adapter
 from tandem.facts.blocks import Salt, salt_of
 from tandem.facts.client_fields import client_field
 from tandem.facts.sampling import SamplingParameters
@@ -38,7 +39,8 @@ class Request:
     none. `session` is the key of the session that it belongs to. Several answers to one prompt are
     several requests whose seeds differ: this is number `choice` of them. `deadline_s` is within
     what time the whole answer is wanted (0: no deadline); for a worker, within what time from now
-    the next thing is due that its client waits for.
+    the next thing is due that its client waits for. With an `adapter` it is answered by the model
+    that this makes of the base (None: by the base itself).
     """
 
     request_id: str
@@ -65,11 +67,13 @@ class Request:
     account: str = ""
     choice: int = 0
     session: SessionKey = b""
+    adapter: Adapter | None = None
 
     @property
     def salt(self) -> Salt:
         """Of the root of its blocks."""
-        return salt_of(self.tenant, self.cache_salt)
+        adapter = self.adapter.digest if self.adapter is not None else ""
+        return salt_of(self.tenant, self.cache_salt, adapter)
 
 
 def sooner(one_s: float, other_s: float) -> float:

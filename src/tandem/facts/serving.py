@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tandem.facts.adapter import ServedAdapter
 from tandem.facts.rate_limits import Allowance, CallSize
 from tandem.facts.request import Request, TokenOutput
 
@@ -71,6 +72,28 @@ class Caller:
 
 
 ANYBODY = Caller()
+
+
+class AdapterModels(Protocol):
+    """The adapters that are served beside the model, as models of their own."""
+
+    @property
+    def served(self) -> Mapping[str, ServedAdapter]:
+        """By name."""
+        ...
+
+    def named(self, name: str) -> ServedAdapter | None:
+        """That of a client's request, if it is one."""
+        ...
+
+    async def load(self, name: str, path: str) -> ServedAdapter:
+        """Serve what lies in the folder `path` of the server under a new name. Raises
+        `InvalidRequest`, also where the name is taken or what lies there cannot be served."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Serve it no more. Raises `InvalidRequest` where there is none of that name."""
+        ...
 
 
 class Generator(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from tandem.facts.adapter import Adapter
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
 
@@ -20,13 +21,14 @@ BoolArray = NDArray[np.bool_]
 
 class Placement(Struct, frozen=True):
     """A sequence takes a slot: all its tokens known so far (unsigned 32-bit), the first
-    `prompt_tokens` of which are the client's."""
+    `prompt_tokens` of which are the client's; and the adapter that computes it, if one does."""
 
     slot: int
     request_id: str
     tokens: "array[int]"
     prompt_tokens: int
     sampling: SamplingParameters
+    adapter: Adapter | None = None
 
 
 # Drafts of one sequence: what is gained beyond is little, and each asks for room.

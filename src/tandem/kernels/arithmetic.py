@@ -10,6 +10,7 @@ it would prove nothing: its line names torch and the processor.
 from hashlib import blake2b
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from tandem.facts.model import Activation, NormSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
 from tandem.kernels.linear import Storage
+from tandem.kernels.lora import LowRankPart, adapter_rows
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 
 # Raise this whenever the KV of any model could come out with other bits than before: a change to
@@ -29,7 +31,7 @@ ARITHMETIC_VERSION = 1
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 19, 4, 2, 24, 8
-FEATURES, OUTPUTS = 88, 70
+FEATURES, OUTPUTS, RANK = 88, 70, 20
 
 
 def arithmetic_of(kernels: Kernels, device: torch.device, compute: torch.dtype) -> str:
@@ -65,7 +67,22 @@ def _results(kernels: Kernels) -> list[Tensor]:
     results.append(kernels.rms_norm(x_TC, norm_C, NormSpec()))
     results += kernels.add_rms_norm(x_TC, 3 * _numbers(TOKENS, FEATURES), norm_C, NormSpec())
     results += (kernels.gated_activation(8 * x_TC, activation) for activation in ACTIVATIONS)
-    return [*results, *_attended(kernels)]
+    return [*results, _adapted(kernels, x_TC), *_attended(kernels)]
+
+
+def _adapted(kernels: Kernels, x_TC: Tensor) -> Tensor:
+    """Rows of two adapters of unlike storage and rank."""
+    adapters = []
+    for rank, dtype in ((5, torch.float32), (RANK, torch.bfloat16)):
+        down_RC, up_NR = _numbers(rank, FEATURES), _numbers(OUTPUTS, rank)
+        part = LowRankPart(down_RC.to(dtype), up_NR.to(dtype), 0.7)
+        adapters.append(kernels.pack_low_rank([part], OUTPUTS))
+    stack = kernels.join_low_rank(adapters)
+    assert stack is not None
+    y_TN = 2 * _numbers(TOKENS, OUTPUTS)
+    rows = adapter_rows(np.arange(TOKENS, dtype=np.int32) % len(adapters), len(adapters))
+    kernels.add_low_rank(y_TN, x_TC, stack, rows)
+    return y_TN
 
 
 def _attended(kernels: Kernels) -> list[Tensor]:

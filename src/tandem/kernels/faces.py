@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.kernels import activation, attention, linear, norm, repetition, rotary, sampling
+from tandem.kernels import activation, attention, linear, lora, norm, repetition, rotary, sampling
 from tandem.kernels.activation import GatedActivation, NativeGatedActivation
 from tandem.kernels.attention import NativePagedAttention, PagedAttention
 from tandem.kernels.linear import Embed, Linear, NativeEmbed, NativeLinear, NativePack, Pack
+from tandem.kernels.lora import (
+    AddLowRank,
+    JoinLowRank,
+    NativeAddLowRank,
+    NativePackLowRank,
+    PackLowRank,
+    native_join_low_rank,
+)
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.norm import AddRmsNorm, NativeNorm, RmsNorm
 from tandem.kernels.repetition import NativeRepeatedSuffixes, RepeatedSuffixes
@@ -35,6 +43,9 @@ class Kernels:
     sample: Sample
     token_logprobs: ScoreTokens
     repeated_suffixes: RepeatedSuffixes
+    pack_low_rank: PackLowRank
+    join_low_rank: JoinLowRank
+    add_low_rank: AddLowRank
 
 
 def reference_kernels() -> Kernels:
@@ -52,6 +63,9 @@ def reference_kernels() -> Kernels:
         sample=sampling.sample,
         token_logprobs=sampling.token_logprobs,
         repeated_suffixes=repetition.repeated_suffixes,
+        pack_low_rank=lora.pack_low_rank,
+        join_low_rank=lora.join_low_rank,
+        add_low_rank=lora.add_low_rank,
     )
 
 
@@ -71,6 +85,9 @@ def native_kernels(library: NativeLibrary) -> Kernels:
         sample=NativeSample(library),
         token_logprobs=NativeTokenLogprobs(library),
         repeated_suffixes=NativeRepeatedSuffixes(library),
+        pack_low_rank=NativePackLowRank(),
+        join_low_rank=native_join_low_rank,
+        add_low_rank=NativeAddLowRank(library),
     )
 
 

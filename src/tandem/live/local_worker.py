@@ -9,10 +9,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tandem.cluster.worker.machine import WorkerMachine
+from tandem.cluster.worker.machine import NO_ADAPTER, WorkerMachine
+from tandem.engine.adapters import AdapterCache
+from tandem.facts.adapter import Adapter
 from tandem.facts.blocks import NO_SALT
 from tandem.facts.errors import (
     EngineFailed,
+    InvalidConfiguration,
     InvalidRequest,
     Overloaded,
     Rejection,
@@ -48,7 +51,8 @@ Input = Request | RequestsAborted | StepDone
 
 class LocalWorker:
     """The `Generator` port over one engine in this process. Use it from one event loop, between
-    `start` and `stop`. Clients may choose their priority within `priorities`."""
+    `start` and `stop`. Clients may choose their priority within `priorities`. An adapter that the
+    engine's `adapters` do not hold is loaded before its request is queued: no step waits for it."""
 
     def __init__(
         self,
@@ -56,7 +60,9 @@ class LocalWorker:
         machine: WorkerMachine,
         engine: PlanRunner,
         priorities: ClientPriorities = LOWER_ONLY,
+        adapters: AdapterCache | None = None,
     ) -> None:
+        self._adapters = adapters
         self.card = card
         self.machine = machine
         self.metrics = WorkerMetrics(card.names[0], machine)
@@ -128,6 +134,8 @@ class LocalWorker:
         by account."""
         if self._closed_because:
             raise EngineFailed(self._closed_because)
+        if request.adapter is not None:
+            await self._hold_adapter(request.adapter)
         if request.request_id in self._mailboxes:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already running")
         priority = self._priorities.applied(0, request.priority)
@@ -153,6 +161,21 @@ class LocalWorker:
             if not mailbox.closed:
                 self._inbox.enqueue(RequestsAborted((request.request_id,)))
                 self.metrics.requests.ended(request.request_id, FinishReason.ABORT, now_ns())
+
+    async def _hold_adapter(self, adapter: Adapter) -> None:
+        """Raises `RequestFailed` when it cannot be had."""
+        if self._adapters is None:
+            raise RequestFailed(NO_ADAPTER)
+        if self._adapters.holds(adapter):
+            return
+        try:
+            await asyncio.to_thread(self._adapters.weights, adapter)
+        except InvalidConfiguration as error:
+            # The log has the path; clients need not know it.
+            logger.warning("an adapter cannot be loaded: %s", error)
+            raise RequestFailed(NO_ADAPTER) from error
+        if self._closed_because:
+            raise EngineFailed(self._closed_because)
 
     def _out_of_time(self, request: Request, mailbox: Mailbox) -> None:
         """Its deadline has passed: it is refused without a token, else ends with what it has."""

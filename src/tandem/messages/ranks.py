@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from tandem.facts.adapter import Adapter
 from tandem.facts.kv import Endpoint
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import Placement, StepPlan, StepResult
@@ -85,6 +86,7 @@ class EncodedPlacement(Struct, array_like=True, forbid_unknown_fields=True):
     tokens: bytes
     prompt_tokens: int
     sampling: SamplingParameters
+    adapter: Adapter | None
 
 
 class EncodedStep(Struct, array_like=True, forbid_unknown_fields=True):
@@ -143,6 +145,7 @@ def _encode_placement(placement: Placement) -> EncodedPlacement:
         np.asarray(placement.tokens, "<u4").tobytes(),
         placement.prompt_tokens,
         placement.sampling,
+        placement.adapter,
     )
 
 
@@ -153,6 +156,7 @@ def _decode_placement(encoded: EncodedPlacement) -> Placement:
         array("I", np.frombuffer(encoded.tokens, "<u4").astype(np.uint32).tobytes()),
         encoded.prompt_tokens,
         encoded.sampling,
+        encoded.adapter,
     )
 
 

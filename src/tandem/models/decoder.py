@@ -18,7 +18,10 @@ from tandem.facts.model import ModelSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
+from tandem.kernels.linear import PackedLinear
+from tandem.kernels.lora import AdapterRows, LowRankStack
 from tandem.kernels.rotary import QueryKeyValue, TokenPlaces, rotary_table
+from tandem.models.adapter_weights import NO_DELTAS, AdaptedTokens
 from tandem.models.parallel import WHOLE, Place, equal_share
 from tandem.models.weights import DecoderWeights, LayerWeights
 
@@ -61,6 +64,7 @@ class TokenBatch:
 
     int64 [T]: ids, positions, and slots in the pool (block * block_size + offset, -1 = keep no KV).
     `wanted` (int64 [R]) are the tokens whose hidden states the caller wants; None means all.
+    `adapted` says which tokens are computed with an adapter; None where none is.
     """
 
     token_ids: Tensor
@@ -68,6 +72,7 @@ class TokenBatch:
     slots: Tensor
     attention: AttentionBatch
     wanted: Tensor | None = None
+    adapted: AdaptedTokens | None = None
 
 
 class KvLayers(Protocol):
@@ -117,6 +122,9 @@ class Decoder:
         update_XC: Tensor | None = None
         places = TokenPlaces(batch.positions, batch.slots)
         last = self.spec.layers - 1 if self.place.is_last else None
+        adapted, deltas, rows = batch.adapted, NO_DELTAS, None
+        if adapted is not None:
+            rows = adapted.rows
         for index, layer in enumerate(self.weights.layers):
             if update_XC is None:
                 x_XC = kernels.rms_norm(residual_XC, layer.attention_norm, norm)
@@ -124,7 +132,10 @@ class Decoder:
                 x_XC, residual_XC = kernels.add_rms_norm(
                     update_XC, residual_XC, layer.attention_norm, norm
                 )
-            heads = self._project(layer, boundary.whole(x_XC))
+            if adapted is not None:
+                deltas = adapted.layers[index]
+            qkv_TN = self._linear(boundary.whole(x_XC), layer.qkv, deltas.qkv, rows)
+            heads = self._heads(layer, qkv_TN)
             kv_B2KSD = kv.layer(index)
             kernels.rotate_and_store(heads, kv_B2KSD, self._rotary, places)
             attended_TN = self._attend(index, heads.q, kv_B2KSD, batch.attention)
@@ -135,13 +146,16 @@ class Decoder:
                 boundary = TensorParallelBoundary(
                     self._collectives, len(batch.wanted), by_token=False
                 )
-            update_XC = boundary.summed(kernels.linear(attended_TN, layer.attention_output))
+                rows = None if adapted is None else adapted.wanted_rows
+            update_XC = boundary.summed(
+                self._linear(attended_TN, layer.attention_output, deltas.attention_output, rows)
+            )
             x_XC, residual_XC = kernels.add_rms_norm(
                 update_XC, residual_XC, layer.feed_forward_norm, norm
             )
-            gate_up_TN = kernels.linear(boundary.whole(x_XC), layer.gate_up)
+            gate_up_TN = self._linear(boundary.whole(x_XC), layer.gate_up, deltas.gate_up, rows)
             gated_TN = kernels.gated_activation(gate_up_TN, self.spec.activation)
-            update_XC = boundary.summed(kernels.linear(gated_TN, layer.down))
+            update_XC = boundary.summed(self._linear(gated_TN, layer.down, deltas.down, rows))
         assert update_XC is not None
         hidden_XC = residual_XC + update_XC
         return boundary.whole(hidden_XC) if self.place.is_last else hidden_XC
@@ -192,9 +206,21 @@ class Decoder:
             rows_TC = self.kernels.embed(rows_T, weights.head).to(weights.compute)
         return rows_TC if scale == 1.0 else rows_TC * scale
 
-    def _project(self, layer: LayerWeights, x_TC: Tensor) -> QueryKeyValue:
+    def _linear(
+        self,
+        x_TC: Tensor,
+        packed: PackedLinear,
+        delta: LowRankStack | None,
+        rows: AdapterRows | None,
+    ) -> Tensor:
+        """y_TN, with what the adapters of these rows add to it."""
+        y_TN = self.kernels.linear(x_TC, packed)
+        if delta is not None and rows is not None:
+            self.kernels.add_low_rank(y_TN, x_TC, delta, rows)
+        return y_TN
+
+    def _heads(self, layer: LayerWeights, qkv_TN: Tensor) -> QueryKeyValue:
         attention, norm = self.spec.attention, self.spec.norm
-        qkv_TN = self.kernels.linear(x_TC, layer.qkv)
         q_TN, k_TN, v_TN = torch.split(
             qkv_TN,
             [attention.query_features, attention.kv_features, attention.kv_features],

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
@@ -130,13 +131,22 @@ def header_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _header(path: Path) -> dict[str, dict[str, list[int]]]:
+def _header(path: Path) -> dict[str, dict[str, Any]]:
     try:
         with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if header_bytes > HEADER_LIMIT_BYTES:
-                raise ValueError(f"a header of {header_bytes:,} bytes")
-            header = json.loads(file.read(header_bytes))
+            return read_header(path, file)
+    except OSError as problem:
+        raise InvalidConfiguration(f"{path} cannot be read: {problem}") from problem
+
+
+def read_header(path: Path, file: BinaryIO) -> dict[str, dict[str, Any]]:
+    """The header of a safetensors `file`, which is what lies at `path`: `dtype` and `shape` of each
+    tensor by name, and `__metadata__`. Raises `InvalidConfiguration`."""
+    try:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > HEADER_LIMIT_BYTES:
+            raise ValueError(f"a header of {header_bytes:,} bytes")
+        header = json.loads(file.read(header_bytes))
         sizes = (each for entry in header.values() for each in entry.get("shape", ()))
         if not all(isinstance(size, int) and size >= 0 for size in sizes):
             raise ValueError("a shape that is none")
@@ -144,5 +154,5 @@ def _header(path: Path) -> dict[str, dict[str, list[int]]]:
         raise InvalidConfiguration(
             f"{path} cannot be read as safetensors: {problem}; fetch it again"
         ) from problem
-    found: dict[str, dict[str, list[int]]] = header
+    found: dict[str, dict[str, Any]] = header
     return found

@@ -1,12 +1,19 @@
-"""From the directory of a model to a decoder that runs: checks the files, reads them."""
+"""From the directory of a model to a decoder that runs, and from that of an adapter to its weights:
+checks the files, reads them."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
+from tandem.facts.adapter import Adapter
+from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
+from tandem.models.adapter_weights import AdapterWeights, assemble_adapter
+from tandem.models.adapters import read_adapter
 from tandem.models.checkpoint import DummyWeights, SafetensorsWeights
 from tandem.models.content import Weights
 from tandem.models.decoder import Decoder
@@ -50,6 +57,25 @@ def load_decoder(
     share = local_spec(spec, place)
     weights = _read(spec, plan, kernels, place)
     return Decoder(share, weights, kernels, place=place, collectives=collectives)
+
+
+def load_adapter(
+    spec: ModelSpec,
+    adapter: Adapter,
+    kernels: Kernels,
+    device: torch.device,
+    *,
+    place: Place = WHOLE,
+) -> AdapterWeights:
+    """The weights of an adapter of `spec`, or the share of one rank. Raises `InvalidConfiguration`
+    when it does not fit `spec`, or what lies there is not that adapter any more."""
+    files = read_adapter(Path(adapter.path), spec)
+    if files.adapter.digest != adapter.digest:
+        raise InvalidConfiguration(
+            f"adapter {adapter.path} has changed since it was loaded under its name; unload that "
+            "and load it again"
+        )
+    return assemble_adapter(spec, files, kernels, device, place=place)
 
 
 def _read(spec: ModelSpec, plan: LoadPlan, kernels: Kernels, place: Place) -> DecoderWeights:

@@ -32,7 +32,8 @@ class RequestView(Struct, frozen=True):
     names only workers that hold something; `remote_tokens` of the prefix lie in the shared pool.
     Smaller `priority` is more urgent. `deadline_ns` is when the first token is due, if ever. Where
     this answer is cut short, others are `typical_output_tokens` long (0: as this one). Workers of
-    this `model` alone can answer it (empty: of the cluster's).
+    this `model` alone can answer it (empty: of the cluster's); with an `adapter` (its digest) of
+    `adapter_bytes`, where it has one.
     """
 
     request_id: str
@@ -50,6 +51,12 @@ class RequestView(Struct, frozen=True):
     deadline_ns: int | None = None
     typical_output_tokens: float = 0.0
     model: str = ""
+    adapter: str = ""
+    adapter_bytes: int = 0
+
+    def lacks_adapter(self, view: "WorkerView") -> bool:
+        """Whether that worker must load its adapter first."""
+        return bool(self.adapter) and self.adapter not in view.adapters
 
     def hit(self, worker: str) -> TierHits:
         return self.hits.get(worker, NO_HITS)
@@ -66,7 +73,8 @@ class WorkerView(Struct, frozen=True):
     `running_sequences` are decoding and attend to `context_tokens` in all; `waiting_requests` have
     not started. `expected_decodes` and `expected_context_tokens` are requests on their way here
     whose prefill still runs elsewhere. `typical_prefill_tokens` are the uncached tokens of a prompt
-    as they were sent here lately. A worker that drains, starts or died is not `accepting`.
+    as they were sent here lately. It holds these `adapters` (digests), as far as is known. A worker
+    that drains, starts or died is not `accepting`.
     """
 
     worker: str
@@ -85,6 +93,7 @@ class WorkerView(Struct, frozen=True):
     block_size: int = 16
     total_blocks: int = 1
     free_blocks: int = 1
+    adapters: frozenset[str] = frozenset()
 
     @property
     def requests(self) -> int:

@@ -251,3 +251,38 @@ def test_a_cached_prefix_is_worth_more_the_more_wait():
     # Three chunks saved do not make up for four more to wait for, unless others wait behind.
     assert chosen(0) == "cold"
     assert chosen(2) == "cached"
+
+
+ADAPTER = "a" * 32
+
+
+def test_an_adapter_that_is_not_there_costs_its_loading():
+    asked = request(1000, adapter=ADAPTER, adapter_bytes=40_000_000)
+    there, elsewhere = worker("a", adapters=frozenset([ADAPTER])), worker("b")
+    held, missing = candidate(asked, there), candidate(asked, elsewhere)
+    assert held == candidate(request(1000), there)
+    assert missing.ttft_s - held.ttft_s == pytest.approx(0.1)
+    assert missing.score - held.score == pytest.approx(0.1)
+    # Neighbours wait for the step in which it starts, too.
+    busy = {"running_sequences": 5, "context_tokens": 500}
+    held = candidate(asked, worker("a", adapters=frozenset([ADAPTER]), **busy))
+    missing = candidate(asked, worker("b", **busy))
+    assert missing.score - held.score == pytest.approx(0.1 * 6)
+    assert CostSeconds().choose(asked, [elsewhere, there], 0).prefill == "a"
+
+
+def test_where_it_decodes_its_adapter_is_loaded_too():
+    asked = request(1000, adapter=ADAPTER, adapter_bytes=40_000_000)
+    fleet = [
+        worker("p", Role.PREFILL),
+        worker("d0", Role.DECODE),
+        worker("d1", Role.DECODE, adapters=frozenset([ADAPTER])),
+    ]
+    route = CostSeconds().choose(asked, fleet, 0)
+    assert route.decode == "d1"
+    scores = {each.worker: each.score for each in route.decode_reasons}
+    assert scores["d0"] - scores["d1"] == pytest.approx(0.1)
+    # A busy worker is left alone for that little all the same.
+    load = {"running_sequences": 200, "context_tokens": 200_000}
+    busy = worker("d1", Role.DECODE, adapters=frozenset([ADAPTER]), **load)
+    assert CostSeconds().choose(asked, [*fleet[:2], busy], 0).decode == "d0"

@@ -42,7 +42,8 @@ class RouterConfig:
     """`capacities` prices every worker that may ever join. Blocks are named under `root` until
     another one is adopted, by `hashes` (None: computed from the tokens), which serve one router.
     With `explains` every decision is explained, not only acted on, with so many candidates of each
-    phase (`explained_candidates`; None: all)."""
+    phase (`explained_candidates`; None: all). Workers hold `held_adapters` each, as far as routing
+    reckons."""
 
     block_size: int
     root: CacheRoot
@@ -56,6 +57,7 @@ class RouterConfig:
     explained_candidates: int | None = None
     first_token: FirstToken = FirstToken.SENT
     hashes: PromptHashes | None = None
+    held_adapters: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class AdmissionFront:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.roots: Mapping[str, CacheRoot] = {"": config.root}
-        self.fleet = Fleet(config.capacities, config.classes)
+        self.fleet = Fleet(config.capacities, config.classes, config.held_adapters)
         self.index = PrefixIndex(config.block_size)
         self.use = UseTotals()
         self.queue = RequestQueue(config.queue, config.classes, self.fleet, self.use)
@@ -254,6 +256,8 @@ class AdmissionFront:
         self.liveness.sent(state, prefill, self.fleet.workers[prefill].events_sent)
         prefill_tokens = max(1, known_tokens - kept_tokens)
         self.fleet.send(prefill, prefill_tokens, known_tokens)
+        if view.adapter:
+            self.fleet.needs_adapter(prefill, view.adapter)
         tracked = self.fleet.workers[prefill]
         tracked.prefilling.add(state.wire_id, self._class_priority(view), prefill_tokens)
         self.index.expect(prefill, state.chain, now_ns)
@@ -269,6 +273,8 @@ class AdmissionFront:
         if its own is to be computed, and else before anybody's."""
         state.expected_tokens = state.known_tokens
         self.fleet.expect_decode(state.decode, state.request_id, state.expected_tokens, priority)
+        if state.view.adapter:
+            self.fleet.needs_adapter(state.decode, state.view.adapter)
 
     def kv_arrived(self, state: RequestState) -> None:
         """Its KV is at the decode worker, which goes on."""
@@ -412,7 +418,7 @@ class AdmissionFront:
                 state.degraded = f"max_tokens={limit_tokens}"
                 return _in_spite_of(refusal, verdict), shorter, workers
             state.submission, state.view = whole
-        if allowed.service_class:
+        if allowed.service_class and self._fits(state.view, allowed.service_class):
             state.move_to(self.config.classes.named(allowed.service_class))
             others = self._views_before(state.view)
             elsewhere = self.config.routing.choose(self._look(state, now_ns), others, now_ns)
@@ -422,6 +428,10 @@ class AdmissionFront:
                 return _in_spite_of(refusal, verdict), elsewhere, others
             state.submission, state.view = whole
         return refusal, route, workers
+
+    def _fits(self, view: RequestView, service_class: str) -> bool:
+        """Whether the model of that class could answer it: an adapter is one of the cluster's."""
+        return not (view.adapter and self.config.classes.named(service_class).model)
 
     def _look(self, state: RequestState, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""

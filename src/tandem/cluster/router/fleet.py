@@ -110,7 +110,7 @@ class TrackedWorker:
     prompt is here, by wire id, with its uncached tokens; `expected` those that will decode here and
     are still computed elsewhere, by request id, with all of their tokens. `view` is all that as
     policies see it, until something changes; `views_ahead` as a request of some priority does, made
-    of `view`."""
+    of `view`. `adapters` are the digests of those that it was sent requests for, newest last."""
 
     role: Role
     capacity: Capacity
@@ -123,6 +123,7 @@ class TrackedWorker:
     expected: ByPriority = field(default_factory=ByPriority)
     view: WorkerView | None = None
     views_ahead: tuple[WorkerView, dict[int, WorkerView]] | None = None
+    adapters: dict[str, None] = field(default_factory=dict)
     events_sent: int = 0
     sent_by: deque[tuple[int, SentLoad]] = field(default_factory=deque)
 
@@ -142,10 +143,17 @@ class OpenWorkers:
 
 
 class Fleet:
-    """All living workers by id. Some may be for some of the `classes` alone."""
+    """All living workers by id. Some may be for some of the `classes` alone. Each is taken to hold
+    the `held_adapters` that it needed last."""
 
-    def __init__(self, capacities: Mapping[str, Capacity], classes: Classes = NO_CLASSES) -> None:
+    def __init__(
+        self,
+        capacities: Mapping[str, Capacity],
+        classes: Classes = NO_CLASSES,
+        held_adapters: int = 1,
+    ) -> None:
         self._capacities = capacities
+        self._held_adapters = held_adapters
         self.workers: dict[str, TrackedWorker] = {}
         self._order: list[str] = []
         # Whether a worker has ever served another model than the cluster's.
@@ -213,6 +221,17 @@ class Fleet:
             else typical + RECENT * (prefill_tokens - typical)
         )
         tracked.sent.blocks += -(-known_tokens // tracked.capacity.block_size)
+
+    def needs_adapter(self, worker: str, adapter: str) -> None:
+        """A request with this adapter goes there: from then on it is held there."""
+        tracked = self.workers[worker]
+        adapters = tracked.adapters
+        if adapter not in adapters:
+            tracked.view = None
+        adapters.pop(adapter, None)
+        adapters[adapter] = None
+        if len(adapters) > self._held_adapters:
+            del adapters[next(iter(adapters))]
 
     def expect_decode(
         self, worker: str, request_id: str, known_tokens: int, priority: int = MOST_URGENT
@@ -355,6 +374,7 @@ class Fleet:
             block_size=capacity.block_size,
             total_blocks=capacity.block_count,
             free_blocks=max(0, report.free_blocks - sent.blocks),
+            adapters=frozenset(tracked.adapters),
         )
         return tracked.view
 

@@ -144,6 +144,8 @@ class RequestState:
             session=event.session,
             slo=event.slo,
             deadline_ns=event.deadline_ns,
+            adapter=request.adapter.digest if request.adapter is not None else "",
+            adapter_bytes=request.adapter.weight_bytes if request.adapter is not None else 0,
         )
         return cls(event, view, [], Names(request.request_id, request.request_id))
 

@@ -65,6 +65,11 @@ NO_TOKEN_ALLOWED = (
     "are not finite (NaN)"
 )
 
+NO_ADAPTER = (
+    "the adapter cannot be read where the model runs, or its numbers are not finite (NaN), so the "
+    "request has no next token"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -72,7 +77,8 @@ class WorkerConfig:
     next step is decided before the tokens of this one are known. With more than one of
     `pipeline_stages` as many steps are under way at once, each of other sequences. With
     `reports_committed` every full block is reported (`BlocksCommitted`), for who copies them. With
-    `speculation` the engine is asked for drafts; a step that checks or makes some is waited for."""
+    `speculation` the engine is asked for drafts; a step that checks or makes some is waited for.
+    Sequences that run at the same time have `max_adapters` different adapters (0: any number)."""
 
     block_size: int
     block_count: int
@@ -87,6 +93,7 @@ class WorkerConfig:
     pipeline_stages: int = 1
     reports_committed: bool = False
     speculation: Speculation | None = None
+    max_adapters: int = 0
 
     def __post_init__(self) -> None:
         # One sequence alone must always fit, or it would be preempted for ever.
@@ -126,6 +133,7 @@ class WorkerMachine:
             config.prefix_caching,
             config.pipeline_stages,
             self.drafting,
+            config.max_adapters,
         )
         self.unfinished: dict[str, Sequence] = {}
         self.step_tally = StepTally(config.pipeline_stages)
@@ -377,8 +385,10 @@ class WorkerMachine:
                 # What this step wrote is not confirmed, so it never gets into the prefix cache;
                 # what earlier steps wrote was sound then.
                 self._end(sequence, effects)
-                reason = NO_TOKEN_ALLOWED if sequence.request.sampling.grammar else NO_NUMBERS
-                effects.append(FailRequest(sequence.request.request_id, reason))
+                request = sequence.request
+                reason = NO_TOKEN_ALLOWED if request.sampling.grammar else NO_NUMBERS
+                reason = NO_ADAPTER if request.adapter is not None else reason
+                effects.append(FailRequest(request.request_id, reason))
                 continue
             ended = emission.take(sequence, result, drawn)
             # A sequence preempted since has given its blocks away, but its tokens are as good as

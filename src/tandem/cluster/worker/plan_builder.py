@@ -83,6 +83,7 @@ class PlanBuilder:
                 sequence.tokens[:],
                 len(sequence.request.prompt_tokens),
                 sequence.request.sampling,
+                sequence.request.adapter,
             )
         )
         blocks = len(residency.blocks)

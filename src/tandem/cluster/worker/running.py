@@ -48,6 +48,7 @@ class RunningSequences:
         self.running: list[Sequence] = []
         self.importing: dict[str, Sequence] = {}
         self.pinned: dict[str, Sequence] = {}
+        self.slot_count = slot_count
         self.free_slots = list(range(slot_count - 1, -1, -1))
         # Hashes of prompt blocks that a running sequence is about to fill: another sequence that
         # needs one waits for it rather than computing it a second time.

@@ -108,7 +108,8 @@ class Sequence:
     Steps are planned until `target_tokens` tokens are drawn or known; the answer ends at
     `limit_tokens`, which lies further only when another worker goes on (`transfers_after`). What
     its client waits for next is due at `due_ns`. The engine's guess at what follows is its
-    `proposal`; what came of earlier ones is in `drafts`.
+    `proposal`; what came of earlier ones is in `drafts`. While it waited for room for its adapter
+    it was `overtaken` by so many.
     """
 
     __slots__ = (
@@ -119,6 +120,7 @@ class Sequence:
         "import_tokens",
         "known_tokens",
         "limit_tokens",
+        "overtaken",
         "phase",
         "prefix_hit",
         "proposal",
@@ -142,6 +144,7 @@ class Sequence:
         due_ns: int = NEVER_NS,
     ) -> None:
         self.request = request
+        self.overtaken = 0
         self.rank = rank
         self.due_ns = due_ns
         self.root = root

@@ -98,6 +98,42 @@ class EntryCheck:
         return prompts + self.batching.reserve_blocks(len(running) + len(importing))
 
 
+class AdapterRoom:
+    """Room for the adapters of waiting sequences, in one pass over them: those that run and import
+    have `max_adapters` different ones at most (0: any number). The first that finds none may be
+    overtaken by as many as there are slots; then whoever has an adapter waits behind it, so that
+    its turn comes."""
+
+    def __init__(self, sequences: RunningSequences, max_adapters: int) -> None:
+        self._max_adapters = max_adapters
+        self._most_overtaken = sequences.slot_count
+        self._without_room: Sequence | None = None
+        # Mostly nobody has one, or any number may run.
+        self._there: set[str] = set()
+        if max_adapters:
+            for each in (*sequences.running, *sequences.importing.values()):
+                if each.request.adapter is not None:
+                    self._there.add(each.request.adapter.digest)
+
+    def admits(self, sequence: Sequence) -> bool:
+        adapter = sequence.request.adapter
+        if adapter is None or not self._max_adapters:
+            return True
+        first = self._without_room
+        if adapter.digest in self._there or len(self._there) < self._max_adapters:
+            return first is None or first.overtaken < self._most_overtaken
+        if first is None:
+            self._without_room = sequence
+        return False
+
+    def admitted(self, sequence: Sequence) -> None:
+        """It enters now."""
+        if sequence.request.adapter is not None:
+            self._there.add(sequence.request.adapter.digest)
+            if self._without_room is not None:
+                self._without_room.overtaken += 1
+
+
 class StepPlanner:
     """Plans steps over `sequences` and a queue of waiting sequences, which it owns; with drafts as
     `drafting` says, if at all."""
@@ -109,10 +145,12 @@ class StepPlanner:
         prefix_caching: bool,
         pipeline_stages: int,
         drafting: Drafting | None = None,
+        max_adapters: int = 0,
     ) -> None:
         self.sequences = sequences
         self.batching = batching
         self._entry_check = EntryCheck(sequences, batching, prefix_caching)
+        self._max_adapters = max_adapters
         self.pipeline_stages = pipeline_stages
         self._drafting = drafting
         self._draft_rule = NO_DRAFTS
@@ -265,6 +303,9 @@ class StepPlanner:
 
     def _admit_waiting(self, builder: PlanBuilder, before: Sequence | None) -> None:
         """Admit by rank while there is room: all, or only those who outrank `before`."""
+        if not len(self.waiting):
+            return
+        adapters = AdapterRoom(self.sequences, self._max_adapters)
         for sequence in self.waiting:
             if builder.short_of_blocks or not self.sequences.free_slots:
                 return
@@ -272,6 +313,8 @@ class StepPlanner:
                 return
             if before is not None and not self.batching.outranks(sequence, before):
                 return
+            if not adapters.admits(sequence):
+                continue
             cached = self._entry_check.cached_blocks(sequence)
             if cached is None:
                 continue
@@ -281,6 +324,7 @@ class StepPlanner:
             if not self._entry_check.enters(sequence, cached):
                 return
             self._admit(builder, sequence, cached, imports=imports)
+            adapters.admitted(sequence)
 
     def _wants_import(self, sequence: Sequence, cached: list[int]) -> bool:
         """Whether KV is to come from elsewhere. What slower tiers have and the device as well is
@@ -329,6 +373,8 @@ class StepPlanner:
             return
         cached = self._entry_check.cached_blocks(urgent)
         if cached is None or not self._entry_check.would_enter(urgent, cached, lesser):
+            return
+        if not AdapterRoom(self.sequences, self._max_adapters).admits(urgent):
             return
         while not self._entry_check.enters(urgent, cached):
             victim = self.batching.victim(lesser)

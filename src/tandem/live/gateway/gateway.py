@@ -10,6 +10,7 @@ from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.gateway.members import Members
 from tandem.facts.errors import (
     EngineFailed,
+    InvalidRequest,
     NotReady,
     Overloaded,
     PromptTooLong,
@@ -283,6 +284,9 @@ class Gateway:
         _check_length(request, self.card)
         request_id = self._prefix + request.request_id
         service = self.machine.config.router.classes.classify(caller.headers, caller.tenant)
+        if request.adapter is not None and service.model:
+            problem = f"is an adapter of {self._card.names[0]}; your class has another model"
+            raise InvalidRequest("model", problem)
         # What a client wishes for shifts its priority only as far as its class lets it.
         priority = service.priority_of(request.priority)
         request = replace(

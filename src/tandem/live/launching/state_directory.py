@@ -109,6 +109,8 @@ def _answers(pid: int) -> bool:
 
 LOCK = "supervisor.lock"
 RECORD = "cluster.json"
+# Which adapters the gateways serve now.
+ADAPTERS_FILE = "adapters.json"
 # What a supervisor in the background prints; whoever starts it opens it first.
 SUPERVISOR_LOG = "supervisor.log"
 

@@ -17,9 +17,11 @@ from tandem.config.hardware.pools import capacity_of
 from tandem.config.machine_share import on_ray, refused_placement
 from tandem.config.policies import learning_of, planning_config, router_policies
 from tandem.facts.errors import InvalidConfiguration
+from tandem.live.adapters import lora_modules
 from tandem.live.http_server import listen
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
 from tandem.live.processes.setups import Setups, listen_address
+from tandem.models.adapters import read_adapter
 from tandem.models.configuration import read_model_spec
 from tandem.models.parallel import refused_division
 
@@ -64,6 +66,7 @@ def check_setups(file: LiveFile, setups: Setups, starting: Collection[PoolConfig
     capacity_of(setups.at_checkpoints(served))
     planning_config(setups.at_checkpoints(served))
     _check_pool_models(file, setups)
+    _check_adapters(file, setups)
     for pool in file.cluster.pools:
         spec = read_model_spec(setups.own_checkpoints.get(pool.name, setups.checkpoint))
         for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):
@@ -122,6 +125,20 @@ def _check_pool_models(file: LiveFile, setups: Setups) -> None:
             pool = cluster.pool(name)
             place = pool_place(cluster, pool, "model")
             raise mistake(node_at(file.tree, place), f"pool {name}: {pool.model} {problem}")
+
+
+def _check_adapters(file: LiveFile, setups: Setups) -> None:
+    """They are there, and fit the cluster's model. Raises `InvalidConfiguration`."""
+    options = gateway_options(file.cluster, ())
+    node = node_at(file.tree, "serve.lora_modules")
+    try:
+        modules = lora_modules(options.lora_modules)
+        if modules and not options.enable_lora:
+            raise InvalidConfiguration("lora_modules needs enable_lora: true")
+        for path in modules.values():
+            read_adapter(path, read_model_spec(setups.checkpoint), options.max_lora_rank)
+    except InvalidConfiguration as error:
+        raise mistake(node, str(error)) from error
 
 
 def _try_addresses(cluster: Cluster) -> None:

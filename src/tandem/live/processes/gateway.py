@@ -45,8 +45,10 @@ from tandem.config.processes import (
     read_setup,
 )
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
+from tandem.facts.model import ModelSpec
 from tandem.facts.serving import ModelCard
 from tandem.live.access_log import AccessLogWriter, access_log
+from tandem.live.adapters import AdapterRegistry, lora_modules
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole
 from tandem.live.channels.sockets import ChannelLimits, GatewayKeys
@@ -57,6 +59,7 @@ from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.reconfiguration import NewConfiguration, Reconfiguration
 from tandem.live.gateway.shape_simulator import SHAPE_SIMULATION
 from tandem.live.http_server import http_server_over, listen, url_of
+from tandem.live.launching.state_directory import ADAPTERS_FILE
 from tandem.live.processes.journal import RecordedFile, with_journal
 from tandem.live.processes.lifecycle import (
     end_as,
@@ -90,6 +93,7 @@ class Assembled:
     journal: Journal | None = None
     log: AccessLogWriter | None = None
     recorded_file: RecordedFile | None = None
+    adapters: AdapterRegistry | None = None
 
 
 def run_gateway(setup: GatewaySetup) -> None:
@@ -160,7 +164,20 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         cluster_file = Path(setup.state_directory) / CLUSTER_FILE
         config, journal, recorded_file = with_journal(config, wanted, cluster_file, incarnation)
     log = access_log(options.access_log)
-    return Assembled(card, text, config, api, terms, journal, log, recorded_file)
+    adapters = _adapters(setup, spec, card)
+    return Assembled(card, text, config, api, terms, journal, log, recorded_file, adapters)
+
+
+def _adapters(setup: GatewaySetup, spec: ModelSpec, card: ModelCard) -> AdapterRegistry | None:
+    """What is served beside the model, by all gateways of this state directory. Raises
+    `InvalidConfiguration`."""
+    options = setup.options
+    if not options.enable_lora:
+        return None
+    file = Path(setup.state_directory) / ADAPTERS_FILE
+    registry = AdapterRegistry(spec, options.max_lora_rank, card.names, file)
+    registry.begin(lora_modules(options.lora_modules))
+    return registry
 
 
 def _api_config(setup: GatewaySetup) -> ApiConfig:
@@ -263,7 +280,9 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         ) from error
     await gateway.start(channel)
     log = assembled.log
-    app = build_app(gateway, assembled.text, assembled.api, log, ring, cache)
+    app = build_app(
+        gateway, assembled.text, assembled.api, log, ring, cache, adapters=assembled.adapters
+    )
     http = http_server_over(
         app, assembled.api.connections, setup.options.log_level, logs_access=log is not None
     )

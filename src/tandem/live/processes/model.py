@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,10 +13,11 @@ from tandem.config.environment import (
     bundled_directory,
     cache_directory,
 )
-from tandem.config.memory import model_facts
+from tandem.config.memory import adapter_bytes, model_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ALL_MEMORY, MemoryShare, ServerPlan, machine_facts, resolve
 from tandem.config.speculation import DraftSource
+from tandem.engine.adapters import AdapterCache, no_adapter
 from tandem.facts.model import ModelSpec
 from tandem.kernels.arithmetic import arithmetic_of
 from tandem.kernels.collectives.contract import ALONE, Collectives
@@ -24,7 +26,7 @@ from tandem.kernels.native import return_freed_memory
 from tandem.models.content import Weights, checkpoint_weights, content_of, dummy_weights
 from tandem.models.decoder import Decoder
 from tandem.models.directory import find_model
-from tandem.models.load import LoadPlan, load_decoder
+from tandem.models.load import LoadPlan, load_adapter, load_decoder
 from tandem.models.parallel import WHOLE, Place
 from tandem.models.weights import WeightForm
 
@@ -111,6 +113,19 @@ def load_model(
     )
     return_freed_memory()
     return decoder
+
+
+def adapter_cache(
+    planned: PlannedModel, options: ServeOptions, place: Place = WHOLE
+) -> AdapterCache:
+    """Of an engine of this model, or of the share of one rank."""
+    device, kernels = planned.plan.device, planned.kernels
+    if not options.enable_lora:
+        return AdapterCache(no_adapter, 0)
+    return AdapterCache(
+        partial(load_adapter, planned.spec, kernels=kernels, device=device, place=place),
+        adapter_bytes(options, planned.spec),
+    )
 
 
 def _weights(directory: Path, options: ServeOptions, threads: int) -> Weights:

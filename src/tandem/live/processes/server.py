@@ -13,10 +13,12 @@ from tandem.config.api_options import api_config
 from tandem.config.environment import tokens_directory
 from tandem.config.options import ServeOptions
 from tandem.engine.engine import Engine
+from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
 from tandem.kv.store import KvStore
 from tandem.live.access_log import AccessLogWriter, access_log
+from tandem.live.adapters import AdapterRegistry, lora_modules
 from tandem.live.cascade import Cascade, LocalGenerator
 from tandem.live.clock import wall_clock_s
 from tandem.live.http_server import HttpServer, http_server_over, listen
@@ -27,7 +29,7 @@ from tandem.live.processes.cascade import (
     confidence_floor,
     plan_cascade,
 )
-from tandem.live.processes.model import load_model, plan_model
+from tandem.live.processes.model import adapter_cache, load_model, plan_model
 from tandem.live.processes.speculation import proposer_maker
 from tandem.text.model import TextModel
 
@@ -35,13 +37,14 @@ from tandem.text.model import TextModel
 @dataclass(frozen=True, slots=True)
 class Server:
     """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen. Calls go to
-    the `log`, if there is one."""
+    the `log`, if there is one; `adapters` are served beside the model (None: there can be none)."""
 
     worker: LocalGenerator
     text: TextModel
     api: ApiConfig
     notes: tuple[str, ...]
     log: AccessLogWriter | None = None
+    adapters: AdapterRegistry | None = None
 
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
@@ -54,6 +57,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     text = _text_of(large)
     if small is not None:
         check_same_tokens(large, text, small, _text_of(small))
+    adapters = _adapters(large, options)
     priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
     worker: LocalGenerator = _load(large, text, priorities)
     notes = _notes(large)
@@ -62,7 +66,26 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         said = f"cascade: {small.served_names[0]} answers where it is sure ({floor})"
         notes = (*notes, said, *_notes(small))
     api = api_config(options, large.planned.machine.api_keys)
-    return Server(worker, text, api, notes, log)
+    if adapters is not None:
+        notes = (*notes, f"adapters: {', '.join(adapters.served) or 'none yet'}")
+    return Server(worker, text, api, notes, log, adapters)
+
+
+def _adapters(model: ServedModel, options: ServeOptions) -> AdapterRegistry | None:
+    """What is served beside the model, checked before that is loaded. Raises
+    `InvalidConfiguration`."""
+    modules = lora_modules(options.lora_modules)
+    if not options.enable_lora:
+        if modules:
+            raise InvalidConfiguration("lora-modules needs --enable-lora")
+        return None
+    if options.cascade_model:
+        raise InvalidConfiguration(
+            "enable-lora: a cascade has two models, and an adapter fits one; leave out one of both"
+        )
+    registry = AdapterRegistry(model.planned.spec, options.max_lora_rank, model.served_names)
+    registry.begin(modules)
+    return registry
 
 
 def _planned(model: str | None, options: ServeOptions) -> tuple[ServedModel, None]:
@@ -84,6 +107,7 @@ def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> 
     planned, plan = model.planned, model.planned.plan
     decoder = load_model(planned, model.options, plan.threads)
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
+    adapters = adapter_cache(planned, model.options)
     engine = Engine(
         decoder,
         kv,
@@ -91,6 +115,7 @@ def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> 
         threads=plan.threads,
         load_grammars=text.grammars.load,
         make_proposer=proposer_maker(planned, model.options, plan.threads),
+        adapters=adapters,
     )
     card = ModelCard(
         names=model.served_names,
@@ -99,7 +124,7 @@ def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> 
         end_token_ids=text.tokenizer.end_token_ids,
         created_s=wall_clock_s(),
     )
-    return LocalWorker(card, WorkerMachine(plan.worker), engine, priorities)
+    return LocalWorker(card, WorkerMachine(plan.worker), engine, priorities, adapters)
 
 
 def _notes(model: ServedModel) -> tuple[str, ...]:
@@ -121,7 +146,7 @@ def _notes(model: ServedModel) -> tuple[str, ...]:
 def http_server(server: Server, log_level: str) -> HttpServer:
     """The HTTP server over an assembled server; run it inside `running`."""
     log = server.log
-    app = build_app(server.worker, server.text, server.api, log)
+    app = build_app(server.worker, server.text, server.api, log, adapters=server.adapters)
     return http_server_over(app, server.api.connections, log_level, logs_access=log is not None)
 
 

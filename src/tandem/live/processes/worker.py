@@ -19,6 +19,7 @@ from tandem.facts.fleet import Role
 from tandem.live.clock import now_ns
 from tandem.live.driver import Inbox
 from tandem.live.node import Node
+from tandem.live.processes.adapter_loading import AdapterLoading
 from tandem.live.processes.lifecycle import (
     StartUp,
     end_as,
@@ -59,11 +60,20 @@ def _run(setup: WorkerSetup) -> Leave:
 
 async def _work(setup: WorkerSetup, node: Node, worker: Worker, inbox: Inbox) -> Leave:
     steps = worker.steps(node.take_result)
+    adapters = worker.rank.adapters
+    loading = None if adapters is None else AdapterLoading(inbox, adapters)
+    if loading is not None:
+        loading.start_loading()
     try:
         return await run_member(
-            setup, node.machine.registration, inbox, lambda channels: node.run(steps, channels)
+            setup,
+            node.machine.registration,
+            loading or inbox,
+            lambda channels: node.run(steps, channels),
         )
     finally:
+        if loading is not None:
+            loading.stop_loading()
         # The steps in flight may end.
         steps.stop(LINGER_S)
 

@@ -12,6 +12,7 @@ from tandem.config.cluster.tiers import worker_tier_bytes
 from tandem.config.environment import tokens_directory
 from tandem.config.hardware.pools import pool_cost
 from tandem.config.processes import WorkerSetup
+from tandem.engine.adapters import AdapterCache
 from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
@@ -33,7 +34,7 @@ from tandem.kv.transfer.engine import KvTransferEngine
 from tandem.live.processes.connectors import make_connectors
 from tandem.live.processes.dummy_engine import DummyEngine
 from tandem.live.processes.lifecycle import StartUp
-from tandem.live.processes.model import PlannedModel, load_model, plan_model
+from tandem.live.processes.model import PlannedModel, adapter_cache, load_model, plan_model
 from tandem.live.processes.speculation import proposer_maker
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
 from tandem.live.ranks.transfers import NullTransfer
@@ -69,13 +70,14 @@ class RankTransferEngine(KvTransferPort, Protocol):
 @dataclass(frozen=True, slots=True)
 class Rank:
     """One rank, ready to compute and to move KV, whose blocks are in `store`. It owns `memory`,
-    which is None on a GPU."""
+    which is None on a GPU; `adapters` are None where none are served."""
 
     place: Place
     engine: StageEngine
     transfers: RankTransferEngine
     store: KvStore
     memory: SharedRegion | None
+    adapters: AdapterCache | None = None
 
     def close(self) -> None:
         self.transfers.stop_transfers()
@@ -179,7 +181,9 @@ def load_rank(
     with startup.phase("KV transfer"):
         transfers = _make_transfer_engine(planned, place, memory, calls, agent=agent)
     engine: StageEngine
+    adapters = None
     if computes:
+        adapters = adapter_cache(model, setup.options, place)
         tokens = tokens_directory(model.directory, setup.options.load_format)
         engine = Engine(
             decoder,
@@ -191,6 +195,7 @@ def load_rank(
             make_proposer=(
                 proposer_maker(model, setup.options, threads) if place.is_last else None
             ),
+            adapters=adapters,
         )
     else:
         cost = pool_cost(setup.cluster, setup.pool_config)
@@ -199,7 +204,7 @@ def load_rank(
         nothing = torch.zeros(1, device=plan.device)
         engine = MeetingEngine(engine, lambda: groups.tensor.all_gather(nothing, 0))
     startup.note(f"kernels: {model.reason}; KV pool: {kv.bytes / (1 << 20):.0f} MiB")
-    return Rank(place, engine, transfers, kv, memory)
+    return Rank(place, engine, transfers, kv, memory, adapters)
 
 
 def _take_memory(planned: PlannedWorker, place: Place) -> tuple[KvStore, SharedRegion | None]:

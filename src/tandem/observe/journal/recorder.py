@@ -212,6 +212,8 @@ class Recorder:
             event.answer_due_ns,
             event.pause,
             event.arrived_ns,
+            "" if request.adapter is None else request.adapter.digest,
+            0 if request.adapter is None else request.adapter.weight_bytes,
         )
 
     def _hashed(self) -> tuple[Hashed, ...]:

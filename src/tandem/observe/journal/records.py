@@ -100,7 +100,8 @@ class TokensDrawn(msgspec.Struct, array_like=True, tag="t", frozen=True):
 
 class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
     """`RequestSubmitted`. Requests of one call that share their prompt have one `prompt` number.
-    `call` is the size of a call of several requests, under a pseudonym."""
+    `call` is the size of a call of several requests, under a pseudonym; `adapter` is the digest of
+    the adapter that answers, and of `adapter_bytes`."""
 
     name: int
     prompt: int
@@ -119,6 +120,8 @@ class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
     answer_due_ns: int | None = None
     pause: FollowedPause | None = None
     arrived_ns: int | None = None
+    adapter: str = ""
+    adapter_bytes: int = 0
 
 
 class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayConfig, GatewayInput
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.router.prefix_cache.index import TokenIds
+from tandem.facts.adapter import Adapter
 from tandem.facts.blocks import HASH_BYTES, CacheRoot, Chain
 from tandem.facts.errors import TandemError
 from tandem.facts.request import FinishReason, Request, session_key
@@ -43,6 +44,8 @@ from tandem.observe.journal.records import (
 
 # Whatever it was: no decision depends on which token was drawn.
 ANY_TOKEN = 0
+# Nobody loads an adapter in a replay.
+_SOMEWHERE = "-"
 # So many prompts are kept for further choices of their calls, which come within moments.
 MOST_PROMPTS = 8192
 # Of so many requests it is known why they went where they went.
@@ -123,6 +126,9 @@ class ReplayedEvents:
             prompt = self._prompts[record.prompt] = array("I", bytes(4 * record.prompt_tokens))
             if len(self._prompts) > MOST_PROMPTS:
                 del self._prompts[next(iter(self._prompts))]
+        adapter = None
+        if record.adapter:
+            adapter = Adapter(record.adapter, _SOMEWHERE, record.adapter_bytes)
         request = Request(
             request_id=str(record.name),
             prompt_tokens=prompt,
@@ -130,6 +136,7 @@ class ReplayedEvents:
             priority=record.priority,
             choice=record.choice,
             session=session_key(record.tenant, record.session),
+            adapter=adapter,
         )
         return RequestSubmitted(
             request,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from tandem.cost.adapters import adapter_load_seconds
 from tandem.cost.worker import LinkCost, StepShape, WorkerCost
 from tandem.facts.fleet import Role, Tier
 from tandem.policy.views import NO_HITS, RequestView, TierHits, WorkerView
@@ -162,6 +163,10 @@ class Predictor:
             if needed_tokens - hits.device_tokens > estimate.room_tokens:
                 ttft_s += room_seconds(request, hits, estimate, output_tokens)
             ttft_s += estimate.entry_s + estimate.prompt_token_s * prompt_tokens
+            if request.lacks_adapter(view):
+                # The step in which it starts waits for it, and all others of that step.
+                load_s = adapter_load_seconds(request.adapter_bytes)
+                ttft_s, compute_s = ttft_s + load_s, compute_s + load_s
             tpot_s, decode_lost_s = 0.0, 0.0
             if output_tokens:
                 tpot_s, decode_lost_s = _decoding(estimate, output_tokens, context_tokens)
@@ -192,8 +197,13 @@ class Predictor:
                 ttft_s = max(ttft_s, source.seconds(moved_bytes))
             if needed_tokens - hits.device_tokens > estimate.room_tokens:
                 ttft_s += room_seconds(request, hits, estimate, output_tokens)
+            if request.lacks_adapter(view):
+                load_s = adapter_load_seconds(request.adapter_bytes)
+                ttft_s, moving_lost_s = ttft_s + load_s, estimate.neighbours * load_s
+            else:
+                moving_lost_s = 0.0
             tpot_s, decode_lost_s = _decoding(estimate, output_tokens, context_tokens)
-            quotes.append(Quote(ttft_s, tpot_s, ttft_s + decode_lost_s))
+            quotes.append(Quote(ttft_s, tpot_s, ttft_s + moving_lost_s + decode_lost_s))
         return quotes
 
     def fetch(self, request: RequestView, view: WorkerView) -> Fetch:
