@@ -1,21 +1,24 @@
 """Proposers for engines under test: the real ones, and one that guesses as badly as can be."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from tandem.engine.proposers.contract import Continuations, Proposals
 from tandem.engine.proposers.draft_model import DraftModelProposer
+from tandem.engine.proposers.eagle import EagleProposer
 from tandem.engine.proposers.medusa import MedusaProposer
 from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement, scratch_blocks
 from tandem.models.decoder import Decoder
+from tandem.models.eagle import EagleHead, EagleWeights
 from tandem.models.medusa import MedusaHeads
 from tests.models.paging import poisoned_store
 
-KINDS = ("hostile", "ngram", "draft", "medusa")
+KINDS = ("hostile", "ngram", "draft", "medusa", "eagle")
 
 
 class HostileProposer:
@@ -50,8 +53,25 @@ def medusa_heads(decoder: Decoder, count: int = 3) -> MedusaHeads:
     )
 
 
+def eagle_head(decoder: Decoder) -> EagleHead:
+    """A random one, of the model's own shape."""
+    spec = replace(decoder.spec, layers=1)
+    spec = replace(spec, attention=replace(spec.attention, window_tokens=(None,)))
+    hidden, dtype = spec.hidden_features, decoder.weights.compute
+    layer = decoder.weights.layers[0]
+    weight = torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(2)) / hidden
+    storage = "bfloat16" if dtype is torch.float32 else "float64"
+    fusion = decoder.kernels.pack(weight.to(dtype), None, storage)
+    return EagleHead(spec, EagleWeights(fusion, layer), decoder.kernels)
+
+
 def proposer_of(kind: str, draft: Decoder, blocks: int, dtype: str):
     """`make_proposer` of an engine over so many blocks; `draft` drafts for itself or another."""
+
+    def draft_store(drafting: Decoder | EagleHead, slots: Slots):
+        block_size = slots.shape.block_size
+        own_blocks = blocks + scratch_blocks(block_size) * slots.shape.slots
+        return poisoned_store(drafting, own_blocks, dtype, block_size)
 
     def make(decoder: Decoder, slots: Slots):
         match kind:
@@ -60,10 +80,10 @@ def proposer_of(kind: str, draft: Decoder, blocks: int, dtype: str):
             case "medusa":
                 return MedusaProposer(decoder, slots, medusa_heads(decoder))
             case "draft":
-                block_size = slots.shape.block_size
-                own_blocks = blocks + scratch_blocks(block_size) * slots.shape.slots
-                store = poisoned_store(draft, own_blocks, dtype, block_size)
-                return DraftModelProposer(draft, store, slots)
+                return DraftModelProposer(draft, draft_store(draft, slots), slots)
+            case "eagle":
+                head = eagle_head(decoder)
+                return EagleProposer(decoder, head, draft_store(head, slots), slots)
         return HostileProposer(decoder.spec.vocabulary_tokens)
 
     return make

@@ -4,7 +4,7 @@ often as they should be."""
 import numpy as np
 import pytest
 
-from tandem.engine.proposers.draft_model import BlockContents
+from tandem.engine.proposers.draft_kv import BlockContents
 from tandem.engine.proposers.ngram import NgramSizes, continuation
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -49,10 +49,10 @@ def test_what_a_draft_model_computed_serves_whoever_shares_the_blocks():
     sampling = SamplingParameters(max_tokens=6)
     bench.ask(Request("first", PROMPT, sampling))
     bench.drain()
-    drafting = bench.engine._proposer
+    drafting = bench.engine._proposer._kv
     seen = []
-    logits = drafting._logits
-    drafting._logits = lambda tokens, *rest: seen.append(len(tokens)) or logits(tokens, *rest)
+    batch = drafting.batch
+    drafting.batch = lambda rows, chunks: seen.append(len(chunks.tokens)) or batch(rows, chunks)
     bench.ask(Request("second", PROMPT, sampling))
     bench.drain()
     assert bench.answers["first"] == bench.answers["second"]

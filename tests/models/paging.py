@@ -11,6 +11,7 @@ from tandem.kernels.attention import AttentionBatch
 from tandem.kv.layout import KvDtype, KvLayout
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
+from tandem.models.eagle import EagleHead
 
 BLOCK_SIZE = 4
 
@@ -26,13 +27,15 @@ class Chunk:
 
 
 def poisoned_store(
-    decoder: Decoder, blocks: int, dtype: KvDtype = "float32", block_size: int = BLOCK_SIZE
+    decoder: Decoder | EagleHead,
+    blocks: int,
+    dtype: KvDtype = "float32",
+    block_size: int = BLOCK_SIZE,
 ) -> KvStore:
     """A pool full of NaN: whoever reads what was never written will show it."""
-    attention = decoder.spec.attention
-    layout = KvLayout(
-        decoder.spec.layers, attention.kv_heads, block_size, attention.head_dim, dtype
-    )
+    spec = decoder.spec
+    attention = spec.attention
+    layout = KvLayout(spec.layers, attention.kv_heads, block_size, attention.head_dim, dtype)
     store = KvStore(layout, blocks, torch.device("cpu"))
     store.pool_BL2KSD.fill_(float("nan"))
     return store

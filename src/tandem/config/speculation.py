@@ -16,11 +16,11 @@ from tandem.config.environment import (
     bundled_directory,
 )
 from tandem.config.kv_format import layout_of, storage_of
-from tandem.config.options import ServeOptions
+from tandem.config.options import Proposers, ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.facts.steps import scratch_blocks
-from tandem.models.configuration import read_model_spec
+from tandem.models.configuration import EAGLE_QUERY_NORM, read_eagle_spec, read_model_spec
 from tandem.models.directory import find_model, read_fields
 from tandem.models.footprint import STORAGE_BYTES, header_shapes, weight_bytes
 from tandem.models.parallel import WHOLE
@@ -32,9 +32,10 @@ _BUNDLED = {"draft": BUNDLED_DRAFT, "medusa": BUNDLED_MEDUSA, "eagle": BUNDLED_E
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """A draft model of this `spec`, or heads (None), in `directory`; `shapes` are those of the
-    tensors there, by name, empty where weights are made up."""
+    """A draft model, or heads, in `directory`: `spec` says what KV it has, None without; `shapes`
+    are those of the tensors there, by name, empty where weights are made up."""
 
+    kind: Proposers
     directory: Path
     spec: ModelSpec | None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -72,13 +73,19 @@ def draft_source(options: ServeOptions, directory: Path) -> DraftSource | None:
         )
     dummy = options.load_format == "dummy"
     if kind == "draft":
-        return DraftSource(found, read_model_spec(found), {} if dummy else header_shapes(found))
+        shapes = {} if dummy else header_shapes(found)
+        return DraftSource(kind, found, read_model_spec(found), shapes)
     model_type = read_fields(found / "config.json").text("model_type", "")
     if model_type != kind:
         raise InvalidConfiguration(
             f"{found}: model_type is {model_type or 'missing'}; expected {kind} (speculation)"
         )
-    return DraftSource(found, None, header_shapes(found))
+    shapes = header_shapes(found)
+    if kind == "medusa":
+        return DraftSource(kind, found, None, shapes)
+    config, qk_norm = read_fields(found / "config.json"), EAGLE_QUERY_NORM in shapes
+    spec = read_eagle_spec(config, read_model_spec(directory), qk_norm=qk_norm)
+    return DraftSource(kind, found, spec, shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +106,16 @@ class DraftMemory:
         source = self.source
         if source is None:
             return 0
-        if source.spec is None:
-            return source.weight_bytes
+        scratch = scratch_blocks(options.block_size) * options.max_num_seqs
+        kv_bytes = scratch * self.block_bytes(options, is_cpu=is_cpu)
+        if source.kind != "draft" or source.spec is None:
+            return source.weight_bytes + kv_bytes
         storage = storage_of(options, source.spec, is_cpu=is_cpu)
         compute_bytes = 4 if is_cpu else STORAGE_BYTES[storage]
         weights = weight_bytes(
             source.spec, source.shapes, (WHOLE,), storage=storage, compute_bytes=compute_bytes
         )
-        scratch = scratch_blocks(options.block_size) * options.max_num_seqs
-        return weights.peak + scratch * self.block_bytes(options, is_cpu=is_cpu)
+        return weights.peak + kv_bytes
 
 
 NO_DRAFT_MEMORY = DraftMemory()

@@ -227,13 +227,14 @@ class Engine:
         self._masks.tokens_kept(draws, [tokens_R[place] for place in counting], kept)
         proposals: Proposals = ()
         if self._proposer and len(plan.proposals):
-            last = draws.firsts + np.array(kept) - 1
+            drawn = np.array(kept, np.int32)
             proposals = self._proposer.propose(
                 Continuations(
                     draws.row_slots,
-                    draws.positions[last] + 1,
+                    draws.positions[draws.firsts] + drawn,
                     plan.proposals[plan.samples],
-                    self._rows(hidden_RC, last),
+                    drawn,
+                    self._rows(hidden_RC, counting),
                 )
             )
         if draws.counts is None:

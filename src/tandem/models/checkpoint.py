@@ -103,6 +103,10 @@ class SafetensorsWeights:
                     f"config.json says {list(part.shape)}"
                 )
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._file_of
+
     def read(self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
         found = self._slice(part.name)
         tensor: Tensor = found[rows] if len(part.shape) == 1 else found[rows, columns]

@@ -264,3 +264,36 @@ def _read_yarn(rope: Fields, original_tokens: int) -> YarnScaling:
 def _temper(factor: float, scale: float) -> float:
     """YaRN's softmax temperature for a context stretched by `factor`."""
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+
+# Which an EAGLE head has where its model norms queries and keys.
+EAGLE_QUERY_NORM = "layers.0.self_attn.q_norm.weight"
+
+
+def read_eagle_spec(config: Fields, spec: ModelSpec, *, qk_norm: bool) -> ModelSpec:
+    """Of the head's one layer, beside a model of `spec`. Raises `InvalidConfiguration`."""
+    hidden, vocabulary = config.integer("hidden_size"), config.integer("vocab_size")
+    if (hidden, vocabulary) != (spec.hidden_features, spec.vocabulary_tokens):
+        raise InvalidConfiguration(
+            f"{config.label}: a head for a model of {hidden} hidden features and {vocabulary:,} "
+            f"tokens; this one has {spec.hidden_features} and {spec.vocabulary_tokens:,}"
+        )
+    if config.integer("num_hidden_layers", 1) != 1:
+        raise InvalidConfiguration(f"{config.label}: expected num_hidden_layers 1")
+    heads = config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", hidden // heads)
+    attention = AttentionSpec(
+        heads,
+        config.integer("num_key_value_heads", heads),
+        head_dim,
+        head_dim**-0.5,
+        (None,),
+        qk_norm=qk_norm,
+    )
+    return replace(
+        spec,
+        layers=1,
+        feed_forward_features=config.integer("intermediate_size"),
+        attention=attention,
+        norm=replace(spec.norm, eps=config.number("rms_norm_eps", spec.norm.eps)),
+    )

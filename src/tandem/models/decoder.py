@@ -197,6 +197,10 @@ class Decoder:
         rows_TC = self._look_up(torch.where(own_T, ids_T - first, 0))
         return boundary.summed(rows_TC.masked_fill_(~own_T[:, None], 0))
 
+    def embedded(self, ids_T: Tensor) -> Tensor:
+        """x_TC of these tokens, on a rank that holds the whole embedding or head."""
+        return self._look_up(ids_T)
+
     def _look_up(self, rows_T: Tensor) -> Tensor:
         weights, scale = self.weights, self.spec.embedding_scale
         if weights.embedding is not None:
@@ -220,20 +224,7 @@ class Decoder:
         return y_TN
 
     def _heads(self, layer: LayerWeights, qkv_TN: Tensor) -> QueryKeyValue:
-        attention, norm = self.spec.attention, self.spec.norm
-        q_TN, k_TN, v_TN = torch.split(
-            qkv_TN,
-            [attention.query_features, attention.kv_features, attention.kv_features],
-            dim=1,
-        )
-        q_THD = q_TN.view(-1, attention.heads, attention.head_dim)
-        k_TKD = k_TN.view(-1, attention.kv_heads, attention.head_dim)
-        v_TKD = v_TN.view(-1, attention.kv_heads, attention.head_dim)
-        if layer.query_norm is not None:
-            q_THD = self.kernels.rms_norm(q_THD, layer.query_norm, norm)
-        if layer.key_norm is not None:
-            k_TKD = self.kernels.rms_norm(k_TKD, layer.key_norm, norm)
-        return QueryKeyValue(q_THD, k_TKD, v_TKD)
+        return split_heads(self.spec, layer, qkv_TN, self.kernels)
 
     def _attend(self, index: int, q_THD: Tensor, kv_B2KSD: Tensor, batch: AttentionBatch) -> Tensor:
         attention = self.spec.attention
@@ -241,3 +232,23 @@ class Decoder:
             q_THD, kv_B2KSD, batch, scale=attention.scale, window=attention.window_tokens[index]
         )
         return out_THD.flatten(1)
+
+
+def split_heads(
+    spec: ModelSpec, layer: LayerWeights, qkv_TN: Tensor, kernels: Kernels
+) -> QueryKeyValue:
+    """Queries, keys and values of a layer, normed by head where the model does that."""
+    attention, norm = spec.attention, spec.norm
+    q_TN, k_TN, v_TN = torch.split(
+        qkv_TN,
+        [attention.query_features, attention.kv_features, attention.kv_features],
+        dim=1,
+    )
+    q_THD = q_TN.view(-1, attention.heads, attention.head_dim)
+    k_TKD = k_TN.view(-1, attention.kv_heads, attention.head_dim)
+    v_TKD = v_TN.view(-1, attention.kv_heads, attention.head_dim)
+    if layer.query_norm is not None:
+        q_THD = kernels.rms_norm(q_THD, layer.query_norm, norm)
+    if layer.key_norm is not None:
+        k_TKD = kernels.rms_norm(k_TKD, layer.key_norm, norm)
+    return QueryKeyValue(q_THD, k_TKD, v_TKD)

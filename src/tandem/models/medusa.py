@@ -18,8 +18,6 @@ from tandem.models.checkpoint import SafetensorsWeights
 from tandem.models.directory import Fields
 from tandem.models.parameters import TensorPart
 
-MODEL_TYPE = "medusa"
-
 
 @dataclass(frozen=True, slots=True)
 class MedusaHeads:

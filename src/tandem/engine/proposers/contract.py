@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.facts.steps import IntArray, Placement
@@ -18,14 +20,20 @@ Proposals = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """Sequences in `slots` [D] of which the first `ends` tokens are known, the newest drawn just
-    now; at most `counts` tokens are wanted behind them. `hidden` [D, C] are the model's hidden
-    states, before its final norm, from which the newest token was drawn."""
+    """Sequences in `slots` [D] of which the first `ends` tokens are known, the newest `drawn` of
+    them in this step; at most `counts` tokens are wanted behind them. `hidden` [sum of drawn, C]
+    are the model's hidden states, before its final norm, from which those were drawn."""
 
     slots: IntArray
     ends: IntArray
     counts: IntArray
+    drawn: IntArray
     hidden: Tensor
+
+    @property
+    def newest(self) -> NDArray[np.int64]:
+        """Which of the hidden states the newest token of each was drawn from [D]."""
+        return np.cumsum(self.drawn, dtype=np.int64) - 1
 
 
 class Proposer(Protocol):

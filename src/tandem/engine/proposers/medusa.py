@@ -8,6 +8,7 @@ Axes: D rows, C hidden, V vocabulary.
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 
 from tandem.engine.proposers.contract import Continuations, Proposals
 from tandem.engine.slots import Slots
@@ -31,7 +32,8 @@ class MedusaProposer:
     def propose(self, rows: Continuations) -> Proposals:
         """See the port. As many tokens as there are heads at most."""
         counts = np.minimum(rows.counts, len(self._heads.weights))
-        normed_DC = self._decoder.normed(rows.hidden)
+        newest_D = torch.from_numpy(rows.newest).to(rows.hidden.device)
+        normed_DC = self._decoder.normed(rows.hidden[newest_D])
         columns = []
         for head in range(counts.max(initial=0)):
             logits_DV = self._decoder.head_logits(self._heads.state(head, normed_DC))

@@ -9,6 +9,7 @@ from tandem.config.options import ServeOptions
 from tandem.config.speculation import DraftSource
 from tandem.engine.proposers.contract import Proposer
 from tandem.engine.proposers.draft_model import DraftModelProposer
+from tandem.engine.proposers.eagle import EagleProposer
 from tandem.engine.proposers.medusa import MedusaProposer
 from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
 from tandem.engine.slots import Slots
@@ -18,7 +19,9 @@ from tandem.kv.store import KvStore
 from tandem.live.processes.model import PlannedModel, load_model, plan_model
 from tandem.models.decoder import Decoder
 from tandem.models.directory import read_fields
+from tandem.models.eagle import load_eagle
 from tandem.models.medusa import load_medusa
+from tandem.models.weights import WeightForm
 
 MakeProposer = Callable[[Decoder, Slots], Proposer]
 
@@ -28,31 +31,32 @@ def proposer_maker(
 ) -> MakeProposer | None:
     """Loads what drafts for the planned model; None where nobody does. Raises
     `InvalidConfiguration` for what does not suit the model."""
-    source = planned.drafts
+    source, plan = planned.drafts, planned.plan
     if options.speculation == "none":
         return None
     if source is None:
         sizes = NgramSizes(options.prompt_lookup_min, options.prompt_lookup_max)
         return lambda _, slots: NgramProposer(slots, sizes)
-    if source.spec is not None:
-        return _draft_model(planned, source, options, threads)
-    plan = planned.plan
-    heads = load_medusa(
-        source.directory,
-        read_fields(source.directory / "config.json"),
-        planned.spec,
-        planned.compute,
-        plan.device,
-    )
-    return lambda decoder, slots: MedusaProposer(decoder, slots, heads)
+    directory = source.directory
+    if source.kind == "draft":
+        draft = _draft_model(planned, source, options, threads)
+        draft_kv = _draft_kv(planned, source, options)
+        return lambda _, slots: DraftModelProposer(draft, draft_kv, slots)
+    config = read_fields(directory / "config.json")
+    if source.kind == "medusa":
+        heads = load_medusa(directory, config, planned.spec, planned.compute, plan.device)
+        return lambda decoder, slots: MedusaProposer(decoder, slots, heads)
+    # As exact as they are stored: they are small, and a guess that is off is of no use.
+    form = WeightForm("bfloat16", planned.compute, plan.device)
+    head = load_eagle(directory, config, planned.spec, form, planned.kernels)
+    kv = _draft_kv(planned, source, options)
+    return lambda decoder, slots: EagleProposer(decoder, head, kv, slots)
 
 
 def _draft_model(
     planned: PlannedModel, source: DraftSource, options: ServeOptions, threads: int
-) -> MakeProposer:
-    """A draft model whose KV has the blocks of the planned one."""
+) -> Decoder:
     assert source.spec is not None
-    plan = planned.plan
     if source.spec.vocabulary_tokens != planned.spec.vocabulary_tokens:
         raise InvalidConfiguration(
             f"speculation-model: {source.directory.name} has {source.spec.vocabulary_tokens} "
@@ -60,12 +64,21 @@ def _draft_model(
             "of the same family"
         )
     own = msgspec.structs.replace(
-        options, speculation="none", speculation_model="", kv_cache_memory="1TiB", max_model_len=0
+        options,
+        speculation="none",
+        speculation_model="",
+        enable_lora=False,
+        lora_modules=(),
+        kv_cache_memory="1TiB",
+        max_model_len=0,
     )
-    draft = plan_model(str(source.directory), own, ())
-    decoder = load_model(draft, own, threads)
+    return load_model(plan_model(str(source.directory), own, ()), own, threads)
+
+
+def _draft_kv(planned: PlannedModel, source: DraftSource, options: ServeOptions) -> KvStore:
+    """In the blocks of the planned model's, and some for each slot."""
+    assert source.spec is not None
+    plan = planned.plan
     layout = layout_of(source.spec, options, is_cpu=plan.device.type == "cpu")
-    slots = plan.slots
-    blocks = plan.worker.block_count + scratch_blocks(slots.block_size) * slots.slots
-    kv = KvStore(layout, blocks, plan.device)
-    return lambda _, engine_slots: DraftModelProposer(decoder, kv, engine_slots)
+    blocks = plan.worker.block_count + scratch_blocks(plan.slots.block_size) * plan.slots.slots
+    return KvStore(layout, blocks, plan.device)

@@ -1,0 +1,180 @@
+"""KV of what drafts beside a model: a pool whose blocks are those of the model's pool, how far it
+is computed for each sequence, and the batches that compute further.
+
+What was computed of a block stays of use to whoever gets the same block with the same content. An
+*element* is what a proposer computes for a known token: element i is that of token i + `shift`.
+Axes: D sequences, M blocks of a sequence, T packed elements.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.engine.slots import Slots
+from tandem.facts.steps import IntArray, Placement, scratch_blocks
+from tandem.kernels.attention import AttentionBatch
+from tandem.kv.store import KvStore
+from tandem.models.decoder import TokenBatch
+
+# Known tokens that are computed in one step at most: a long prompt takes several, in which its
+# sequence has no drafts, and nobody waits long.
+CATCH_UP_TOKENS = 512
+# Odd, so that powers of it never become 0.
+NAME_BASE = 0x9E3779B97F4A7C15
+
+
+class BlockContents:
+    """Which blocks hold KV of which tokens. A name is a sum over the tokens up to the block's end,
+    each times a power: two sequences with one name would only harm a guess."""
+
+    def __init__(self, blocks: int, context_tokens: int, block_size: int) -> None:
+        self._names = np.zeros(blocks, np.uint64)
+        self._block_size = block_size
+        powers = np.full(context_tokens, NAME_BASE, np.uint64)
+        powers[0] = 1
+        self._powers = np.cumprod(powers, dtype=np.uint64)
+
+    def held_tokens(self, tokens: IntArray, blocks_M: IntArray) -> int:
+        """How many of these tokens lie in the first of these blocks already."""
+        names = self._names_of(tokens)[: len(blocks_M)]
+        same = self._names[blocks_M[: len(names)]] == names
+        held = len(same) if same.all() else int(same.argmin())
+        return held * self._block_size
+
+    def computed(self, tokens: IntArray, blocks_M: IntArray) -> None:
+        """The full blocks of these tokens now hold them."""
+        names = self._names_of(tokens)
+        self._names[blocks_M[: len(names)]] = names
+
+    def _names_of(self, tokens: IntArray) -> NDArray[np.uint64]:
+        whole = len(tokens) // self._block_size * self._block_size
+        terms = (tokens[:whole].astype(np.uint64) + np.uint64(1)) * self._powers[:whole]
+        sums = np.cumsum(terms, dtype=np.uint64)
+        return sums[self._block_size - 1 :: self._block_size]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRows:
+    """Sequences in `slots` [D] of which `ends` tokens are known, with their block `tables` [D, M]:
+    long enough for drafts, whose blocks may not be handed out yet."""
+
+    slots: IntArray
+    ends: IntArray
+    tables: IntArray
+
+    def some(self, rows: NDArray[np.intp]) -> "DraftRows":
+        return DraftRows(self.slots[rows], self.ends[rows], self.tables[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Elements `starts .. starts + counts` [D] of some rows, whose tokens are `tokens` [T]."""
+
+    starts: IntArray
+    counts: IntArray
+    tokens: IntArray
+
+
+class DraftKv:
+    """`kv` has the blocks of the model's pool, and behind them `scratch_blocks` for each slot."""
+
+    def __init__(self, kv: KvStore, slots: Slots, shift: int = 0) -> None:
+        self.kv = kv
+        self._slots = slots
+        self._shift = shift
+        shape = slots.shape
+        self._scratch = scratch_blocks(shape.block_size)
+        self._pool_blocks = kv.blocks - self._scratch * shape.slots
+        assert self._pool_blocks > 0
+        self._contents = BlockContents(self._pool_blocks, shape.context_tokens, shape.block_size)
+        # Of each slot: elements whose KV is there, or -1 where that has yet to be looked up.
+        self._computed = np.zeros(shape.slots, np.int64)
+
+    def sequences_placed(self, placements: Iterable[Placement]) -> None:
+        """These slots are others' now."""
+        for placement in placements:
+            self._computed[placement.slot] = -1
+
+    def rows(self, slots: IntArray, ends: IntArray) -> DraftRows:
+        widest = self._handed_out(int(ends.max())) + self._scratch
+        tables_DM = np.zeros((len(slots), widest), np.int32)
+        for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
+            blocks = self._handed_out(end)
+            first = self._pool_blocks + slot * self._scratch
+            tables_DM[row, :blocks] = self._slots.block_table[slot, :blocks]
+            tables_DM[row, blocks : blocks + self._scratch] = np.arange(
+                first, first + self._scratch
+            )
+        return DraftRows(slots, ends, tables_DM)
+
+    def catch_up(self, rows: DraftRows) -> tuple[NDArray[np.intp], Chunks]:
+        """Which rows are to be computed further and by which elements, within the budget; those
+        that come to their end are the first. To be computed before anything else is asked."""
+        ends = rows.ends - self._shift
+        starts = np.array(
+            [
+                self._start(slot, end, table)
+                for slot, end, table in zip(rows.slots, ends, rows.tables, strict=True)
+            ]
+        )
+        before = np.cumsum(ends - starts) - (ends - starts)
+        counts = np.clip(CATCH_UP_TOKENS - before, 0, ends - starts)
+        computing = np.flatnonzero(counts)
+        for row in computing.tolist():
+            reached = int(starts[row] + counts[row])
+            self._note(int(rows.slots[row]), reached, int(rows.ends[row]), rows.tables[row])
+        tokens = [
+            self._tokens(int(rows.slots[row]), int(starts[row]), int(starts[row] + counts[row]))
+            for row in computing.tolist()
+        ]
+        chunks = Chunks(starts[computing], counts[computing], np.concatenate(tokens))
+        return computing, chunks
+
+    def batch(self, rows: DraftRows, chunks: Chunks) -> TokenBatch:
+        """Of these elements, whose last of each row is wanted."""
+        device = self._slots.to_device
+        block_size, starts, counts = self._slots.shape.block_size, chunks.starts, chunks.counts
+        query_start = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        rows_T = np.repeat(np.arange(len(counts)), counts)
+        places_T = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
+        blocks_T = rows.tables[rows_T, places_T // block_size].astype(np.int64)
+        return TokenBatch(
+            token_ids=device(chunks.tokens.astype(np.int64)),
+            positions=device((places_T + self._shift).astype(np.int64)),
+            slots=device(blocks_T * block_size + places_T % block_size),
+            attention=AttentionBatch(
+                query_start=device(query_start),
+                context_lengths=device((starts + counts).astype(np.int32)),
+                block_table=device(np.ascontiguousarray(rows.tables)),
+            ),
+            wanted=device((query_start[1:] - 1).astype(np.int64)),
+        )
+
+    def _tokens(self, slot: int, first: int, end: int) -> IntArray:
+        """Of these elements."""
+        known = self._slots.tokens[slot, first + self._shift : end + self._shift]
+        found: IntArray = known.cpu().numpy()
+        return found
+
+    def _start(self, slot: int, end: int, table_M: IntArray) -> int:
+        """Where to begin: the last element is always computed, from it the next token is drawn."""
+        computed = int(self._computed[slot])
+        if computed < 0:
+            computed = self._contents.held_tokens(self._tokens(slot, 0, end - 1), table_M)
+        return min(computed, end - 1)
+
+    def _note(self, slot: int, reached: int, end: int, table_M: IntArray) -> None:
+        """The first `reached` elements are computed; those in scratch blocks do not last."""
+        block_size = self._slots.shape.block_size
+        lasting = min(reached, self._handed_out(end) * block_size)
+        before, self._computed[slot] = int(self._computed[slot]), lasting
+        if lasting // block_size > max(0, before) // block_size:
+            self._contents.computed(self._tokens(slot, 0, lasting), table_M)
+
+    def _handed_out(self, end: int) -> int:
+        """Blocks that a sequence surely has of which `end` tokens are known: those in which its KV
+        lies, which the newest token has yet to get."""
+        return -(-(end - 1) // self._slots.shape.block_size)
