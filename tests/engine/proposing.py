@@ -48,8 +48,8 @@ def medusa_heads(decoder: Decoder, count: int = 3) -> MedusaHeads:
     generator = torch.Generator().manual_seed(1)
     dtype = decoder.weights.compute
     return MedusaHeads(
-        tuple(torch.randn(hidden, hidden, generator=generator).to(dtype) for _ in range(count)),
-        tuple(torch.randn(hidden, generator=generator).to(dtype) for _ in range(count)),
+        torch.randn(count * hidden, hidden, generator=generator).to(dtype),
+        torch.randn(count * hidden, generator=generator).to(dtype),
     )
 
 

@@ -266,6 +266,8 @@ def _temper(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
 
+# An EAGLE head looks back so far: of what lies before it can make little.
+EAGLE_WINDOW_TOKENS = 256
 # Which an EAGLE head has where its model norms queries and keys.
 EAGLE_QUERY_NORM = "layers.0.self_attn.q_norm.weight"
 
@@ -287,7 +289,7 @@ def read_eagle_spec(config: Fields, spec: ModelSpec, *, qk_norm: bool) -> ModelS
         config.integer("num_key_value_heads", heads),
         head_dim,
         head_dim**-0.5,
-        (None,),
+        (EAGLE_WINDOW_TOKENS,),
         qk_norm=qk_norm,
     )
     return replace(

@@ -4,11 +4,11 @@ Requires Rethinking Feature Uncertainty, 2024).
 
 They are read as vLLM and EAGLE's authors write them: `fc` and `layers.0`, without embedding and
 output head of their own. A *feature* is a hidden state after the model's final norm.
-Axes: T packed tokens, C hidden, N output features.
+Axes: T packed tokens of D sequences, C hidden, N output features.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -52,23 +52,29 @@ class EagleHead:
     def forward(
         self, batch: TokenBatch, embedded_TC: Tensor, features_TC: Tensor, kv: KvLayers
     ) -> Tensor:
-        """features_TC that follow: each guessed from the embedding of a token and the feature of
-        the token before it. Writes the KV of all."""
+        """features_DC that follow the last token of each sequence: guessed from the embedding of a
+        token and the feature of the token before it. Writes the KV of all. With one layer, KV of a
+        token depends on nothing but these, and only the last ones attend."""
         kernels, layer, norm = self._kernels, self._weights.layer, self.spec.norm
         attention = self.spec.attention
         fused_TC = kernels.linear(torch.cat((embedded_TC, features_TC), 1), self._weights.fusion)
         heads = split_heads(self.spec, layer, kernels.linear(fused_TC, layer.qkv), kernels)
         places = TokenPlaces(batch.positions, batch.slots)
         kernels.rotate_and_store(heads, kv.layer(0), self._rotary, places)
-        attended_THD = kernels.paged_attention(
-            heads.q, kv.layer(0), batch.attention, scale=attention.scale
+        q_DHD, fused_DC, single = heads.q, fused_TC, batch.attention
+        if batch.wanted is not None and len(batch.wanted) < len(fused_TC):
+            q_DHD, fused_DC = q_DHD[batch.wanted], fused_TC[batch.wanted]
+            rows = torch.arange(single.sequences + 1, dtype=torch.int32, device=fused_TC.device)
+            single = replace(single, query_start=rows)
+        attended_DHD = kernels.paged_attention(
+            q_DHD, kv.layer(0), single, scale=attention.scale, window=attention.window_tokens[0]
         )
-        update_TC = kernels.linear(attended_THD.flatten(1), layer.attention_output)
-        x_TC, residual_TC = kernels.add_rms_norm(update_TC, fused_TC, layer.feed_forward_norm, norm)
-        gated_TN = kernels.gated_activation(
-            kernels.linear(x_TC, layer.gate_up), self.spec.activation
+        update_DC = kernels.linear(attended_DHD.flatten(1), layer.attention_output)
+        x_DC, residual_DC = kernels.add_rms_norm(update_DC, fused_DC, layer.feed_forward_norm, norm)
+        gated_DN = kernels.gated_activation(
+            kernels.linear(x_DC, layer.gate_up), self.spec.activation
         )
-        return residual_TC + kernels.linear(gated_TN, layer.down)
+        return residual_DC + kernels.linear(gated_DN, layer.down)
 
 
 def load_eagle(

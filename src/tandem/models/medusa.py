@@ -2,7 +2,7 @@
 
 They are read as vLLM and the projects around Medusa write them: `blocks.{i}.layers.{j}` of one
 residual layer, without heads of their own (`original_lm_head`).
-Axes: R rows, C hidden.
+Axes: D rows, H heads, C hidden.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,24 @@ from tandem.models.parameters import TensorPart
 
 @dataclass(frozen=True, slots=True)
 class MedusaHeads:
-    """Head i guesses the token i + 1 places behind the one that the model itself draws: a weight
-    [C, C] and a bias [C] each."""
+    """Head i guesses the token i + 1 places behind the one that the model itself draws. Of all
+    heads, one below the other: weights [H C, C] and biases [H C]."""
 
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor, ...]
+    weights: Tensor
+    biases: Tensor
 
-    def state(self, head: int, normed_RC: Tensor) -> Tensor:
-        """states_RC, for the model's own head, from its normed hidden states."""
-        layer_RC = functional.linear(normed_RC, self.weights[head], self.biases[head])
-        return normed_RC + functional.silu(layer_RC)
+    @property
+    def count(self) -> int:
+        return self.weights.shape[0] // self.weights.shape[1]
+
+    def states(self, normed_DC: Tensor, heads: int) -> Tensor:
+        """[D * heads, C], for the model's own head, from its normed hidden states: the first so
+        many heads of each row, row after row."""
+        hidden = normed_DC.shape[1]
+        rows = heads * hidden
+        layer = functional.linear(normed_DC, self.weights[:rows], self.biases[:rows])
+        states = normed_DC[:, None] + functional.silu(layer).view(-1, heads, hidden)
+        return states.reshape(-1, hidden)
 
 
 def load_medusa(
@@ -49,7 +57,6 @@ def load_medusa(
             f"{directory}: expected heads of one layer that use the model's own output head "
             "(num_hidden_layers 1, original_lm_head true)"
         )
-    weights, biases = [], []
     with SafetensorsWeights(directory) as checkpoint:
         names = [f"blocks.{head}.layers.0" for head in range(config.integer("num_heads"))]
         of_weights = [TensorPart(f"{name}.weight", (hidden, hidden)) for name in names]
@@ -57,4 +64,4 @@ def load_medusa(
         checkpoint.check([*of_weights, *of_biases], frozenset())
         weights = [checkpoint.read(part).to(device, dtype) for part in of_weights]
         biases = [checkpoint.read(part).to(device, dtype) for part in of_biases]
-    return MedusaHeads(tuple(weights), tuple(biases))
+    return MedusaHeads(torch.cat(weights), torch.cat(biases))

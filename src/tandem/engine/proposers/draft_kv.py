@@ -65,6 +65,8 @@ class DraftRows:
     tables: IntArray
 
     def some(self, rows: NDArray[np.intp]) -> "DraftRows":
+        if len(rows) == len(self.slots):
+            return self
         return DraftRows(self.slots[rows], self.ends[rows], self.tables[rows])
 
 
@@ -78,12 +80,16 @@ class Chunks:
 
 
 class DraftKv:
-    """`kv` has the blocks of the model's pool, and behind them `scratch_blocks` for each slot."""
+    """`kv` has the blocks of the model's pool, and behind them `scratch_blocks` for each slot. With
+    a `window` no more elements than that are looked at, nor ever computed before the last."""
 
-    def __init__(self, kv: KvStore, slots: Slots, shift: int = 0) -> None:
+    def __init__(
+        self, kv: KvStore, slots: Slots, shift: int = 0, window: int | None = None
+    ) -> None:
         self.kv = kv
         self._slots = slots
         self._shift = shift
+        self._window = window
         shape = slots.shape
         self._scratch = scratch_blocks(shape.block_size)
         self._pool_blocks = kv.blocks - self._scratch * shape.slots
@@ -136,17 +142,23 @@ class DraftKv:
         """Of these elements, whose last of each row is wanted."""
         device = self._slots.to_device
         block_size, starts, counts = self._slots.shape.block_size, chunks.starts, chunks.counts
-        query_start = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=query_start[1:])
-        rows_T = np.repeat(np.arange(len(counts)), counts)
-        places_T = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
+        if len(chunks.tokens) == len(counts):
+            query_start, rows_T, places_T = (
+                np.arange(len(counts) + 1),
+                np.arange(len(counts)),
+                starts,
+            )
+        else:
+            query_start = np.concatenate(((0,), np.cumsum(counts)))
+            rows_T = np.repeat(np.arange(len(counts)), counts)
+            places_T = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
         blocks_T = rows.tables[rows_T, places_T // block_size].astype(np.int64)
         return TokenBatch(
             token_ids=device(chunks.tokens.astype(np.int64)),
             positions=device((places_T + self._shift).astype(np.int64)),
             slots=device(blocks_T * block_size + places_T % block_size),
             attention=AttentionBatch(
-                query_start=device(query_start),
+                query_start=device(query_start.astype(np.int32)),
                 context_lengths=device((starts + counts).astype(np.int32)),
                 block_table=device(np.ascontiguousarray(rows.tables)),
             ),
@@ -162,7 +174,9 @@ class DraftKv:
     def _start(self, slot: int, end: int, table_M: IntArray) -> int:
         """Where to begin: the last element is always computed, from it the next token is drawn."""
         computed = int(self._computed[slot])
-        if computed < 0:
+        if self._window is not None:
+            computed = max(computed, end - self._window)
+        elif computed < 0:
             computed = self._contents.held_tokens(self._tokens(slot, 0, end - 1), table_M)
         return min(computed, end - 1)
 
@@ -171,7 +185,7 @@ class DraftKv:
         block_size = self._slots.shape.block_size
         lasting = min(reached, self._handed_out(end) * block_size)
         before, self._computed[slot] = int(self._computed[slot]), lasting
-        if lasting // block_size > max(0, before) // block_size:
+        if self._window is None and lasting // block_size > max(0, before) // block_size:
             self._contents.computed(self._tokens(slot, 0, lasting), table_M)
 
     def _handed_out(self, end: int) -> int:

@@ -31,7 +31,7 @@ class EagleProposer:
         self._decoder = decoder
         self._head = head
         self._slots = slots
-        self._kv = DraftKv(kv, slots, shift=1)
+        self._kv = DraftKv(kv, slots, shift=1, window=head.spec.attention.window_tokens[0])
 
     def sequences_placed(self, placements: Iterable[Placement]) -> None:
         """See the port."""
@@ -99,6 +99,4 @@ class EagleProposer:
         """features_DC behind the last element of each row."""
         batch = self._kv.batch(rows, chunks)
         embedded_TC = self._decoder.embedded(batch.token_ids)
-        guessed_TC = self._head.forward(batch, embedded_TC, features_TC, self._kv.kv)
-        assert batch.wanted is not None
-        return guessed_TC[batch.wanted]
+        return self._head.forward(batch, embedded_TC, features_TC, self._kv.kv)

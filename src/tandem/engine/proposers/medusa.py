@@ -2,7 +2,7 @@
 one of the tokens behind it (Cai et al., Medusa: Simple LLM Inference Acceleration Framework with
 Multiple Decoding Heads, 2024).
 
-Axes: D rows, C hidden, V vocabulary.
+Axes: D rows that draw, R of these times heads, C hidden, V vocabulary.
 """
 
 from collections.abc import Iterable
@@ -31,15 +31,20 @@ class MedusaProposer:
 
     def propose(self, rows: Continuations) -> Proposals:
         """See the port. As many tokens as there are heads at most."""
-        counts = np.minimum(rows.counts, len(self._heads.weights))
+        counts = np.minimum(rows.counts, self._heads.count)
+        heads = int(counts.max(initial=0))
+        if not heads:
+            return ((),) * len(counts)
         newest_D = torch.from_numpy(rows.newest).to(rows.hidden.device)
         normed_DC = self._decoder.normed(rows.hidden[newest_D])
-        columns = []
-        for head in range(counts.max(initial=0)):
-            logits_DV = self._decoder.head_logits(self._heads.state(head, normed_DC))
-            draws = self._slots.sampling_rows(rows.slots, rows.ends + head)
-            columns.append(self._decoder.kernels.sample(logits_DV, draws).tolist())
-        guesses = zip(*columns, strict=True) if columns else ((),) * len(counts)
+        # All heads at once: a row for each sequence and head.
+        logits_RV = self._decoder.head_logits(self._heads.states(normed_DC, heads))
+        places = np.tile(np.arange(heads, dtype=np.int32), len(counts))
+        draws = self._slots.sampling_rows(
+            np.repeat(rows.slots, heads), np.repeat(rows.ends, heads) + places
+        )
+        tokens = self._decoder.kernels.sample(logits_RV, draws).tolist()
         return tuple(
-            tuple(guess[:count]) for guess, count in zip(guesses, counts.tolist(), strict=True)
+            tuple(tokens[row * heads : row * heads + count])
+            for row, count in enumerate(counts.tolist())
         )
