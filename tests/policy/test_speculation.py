@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
 from tandem.facts.steps import MOST_DRAFT_TOKENS
 from tandem.policy.speculation import (
+    LEAST_GAIN,
     NO_DRAFTS,
     DraftChances,
     DraftRule,
@@ -50,7 +51,7 @@ def test_no_lengths_give_more_tokens_a_second(running, base, per_token, per_draf
     rule = Speculation(3).rule(running, times)
     chosen = rate([rule.tokens_for(each) for each in running], running, times, rule.longest)
     for lengths in itertools.product(range(4), repeat=len(running)):
-        assert rate(lengths, running, times, max(lengths)) <= chosen * (1 + 1e-6)
+        assert rate(lengths, running, times, max(lengths)) <= chosen * LEAST_GAIN
 
 
 @given(CHANCES, st.integers(0, MOST_DRAFT_TOKENS), st.floats(0.0, 1.0))

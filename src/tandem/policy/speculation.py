@@ -15,7 +15,9 @@ from tandem.facts.steps import MOST_DRAFT_TOKENS
 
 # Of all sequences together in a step: each of their draws is a row of logits.
 MOST_STEP_DRAFTS = 64
-# A draft that is all but certain is still not drafted for ever.
+# What drafts must promise over none: both are estimates, and the next step waits for them.
+LEAST_GAIN = 1.05
+# Of a draft token that is all but certain: so are those behind it.
 SUREST = 0.999
 
 
@@ -49,10 +51,10 @@ class DraftRule:
         """How many tokens to draft for such a sequence."""
         if not self.longest or chances.offered * chances.kept < self.least_chance:
             return 0
-        if self.least_chance <= 0.0:
+        if self.least_chance <= 0.0 or chances.kept >= SUREST:
             return self.longest
-        kept = min(chances.kept, SUREST)
-        return min(self.longest, int(log(self.least_chance / chances.offered) / log(kept) + 1e-9))
+        ratio = self.least_chance / chances.offered
+        return min(self.longest, int(log(ratio) / log(chances.kept) + 1e-9))
 
 
 NO_DRAFTS = DraftRule(0)
@@ -76,6 +78,7 @@ class Speculation:
             return DraftRule(self.most_tokens)
         rows = len(running)
         best, best_rate = NO_DRAFTS, rows / times.step_ns(rows, 0)
+        worth = best_rate * LEAST_GAIN
         for longest in range(1, self.most_tokens + 1):
             chances = sorted(
                 (
@@ -89,6 +92,6 @@ class Speculation:
             for count, chance in enumerate(chances, 1):
                 expected += chance
                 rate = expected / times.step_ns(rows + count, longest)
-                if rate > best_rate:
+                if rate > max(best_rate, worth):
                     best, best_rate = DraftRule(longest, chance), rate
         return best

@@ -28,12 +28,13 @@ GUESS_WEIGHT = 4.0
 
 class DraftRecord(Struct):
     """Of one sequence, fading: of `tried` draft tokens, each after kept ones, `kept` were kept; of
-    `wanted` tokens `offered` were drafted."""
+    `wanted` tokens `offered` were drafted. It `goes_on` where the newest step drafted for it."""
 
     kept: float = 0.0
     tried: float = 0.0
     offered: float = 0.0
     wanted: float = 0.0
+    goes_on: bool = False
 
 
 class DraftHistory:
@@ -52,6 +53,7 @@ class DraftHistory:
         record.tried = record.tried * CHANCE_FADES + tried
         record.wanted = record.wanted * OFFER_FADES + wanted
         record.offered = record.offered * OFFER_FADES + offered
+        record.goes_on = offered > 0
         self._all.kept += kept
         self._all.tried += tried
 
@@ -98,12 +100,12 @@ class DecodeStepTimes:
     def step_landed(self, tokens: int, drafted: int, took_ns: float) -> None:
         self._steps += 1
         self._plane = None
-        took_ns = max(1.0, took_ns)
-        size = self._sizes.get((tokens, drafted))
+        took_ns, key = max(1.0, took_ns), (_alike(tokens), drafted)
+        size = self._sizes.get(key)
         if size is None:
             if len(self._sizes) == MOST_SIZES:
                 del self._sizes[min(self._sizes, key=lambda key: self._sizes[key].at_step)]
-            self._sizes[tokens, drafted] = _Size(took_ns, 1.0, self._steps)
+            self._sizes[key] = _Size(took_ns, 1.0, self._steps)
             return
         follows = SHORTER_FOLLOWS if took_ns < size.took_ns else LONGER_FOLLOWS
         size.took_ns += follows * (min(took_ns, 2 * size.took_ns) - size.took_ns)
@@ -116,7 +118,7 @@ class DecodeStepTimes:
             self._plane = self._fitted()
         base, per_token, per_draft = self._plane
         expected_ns = base + per_token * tokens + per_draft * drafted
-        size = self._sizes.get((tokens, drafted))
+        size = self._sizes.get((_alike(tokens), drafted))
         if size is None:
             return expected_ns
         weight = self._weight(size)
@@ -150,3 +152,9 @@ class DecodeStepTimes:
             # A plane that says a step of nothing gives time back says nothing of other sizes.
             return 0.0, middle / max(1.0, mean_tokens), per_draft
         return base, per_token, per_draft
+
+
+def _alike(tokens: int) -> int:
+    """Steps of about as many tokens count as one size: to three binary digits."""
+    shift = max(0, tokens.bit_length() - 3)
+    return tokens >> shift << shift

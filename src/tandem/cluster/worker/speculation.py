@@ -74,10 +74,9 @@ class Drafting:
         if not self._overlap:
             began_ns = max(began_ns, self._landed_ns)
         self._landed_ns = now_ns
-        if not builder.prompts:
-            took_ns, drafted = now_ns - began_ns, builder.longest_proposal
-            self._history.times.step_landed(builder.tokens, drafted, took_ns)
         counts, proposals = iter(result.token_counts), iter(result.proposals)
+        # Who begins to draft may have to catch up with what was said before, once.
+        usual = not builder.prompts
         for (sequence, end_tokens, draws), drafted, wanted in zip(
             builder.rows, builder.draft_counts, builder.proposals, strict=True
         ):
@@ -85,6 +84,7 @@ class Drafting:
                 continue
             kept = next(counts, 1) - 1
             proposal = self._sound(next(proposals, ()), wanted)
+            usual = usual and not (wanted and not (sequence.drafts.goes_on and proposal))
             self._history.row_landed(sequence.drafts, drafted, kept, wanted, len(proposal))
             if drafted:
                 self._count(drafted, kept)
@@ -93,6 +93,9 @@ class Drafting:
                 if drafted:
                     # What was not kept is to be computed anew.
                     sequence.residency.scheduled = end_tokens - drafted + kept
+        if usual:
+            took_ns, drafted = now_ns - began_ns, builder.longest_proposal
+            self._history.times.step_landed(builder.tokens, drafted, took_ns)
         self._history.step_landed()
 
     def _count(self, drafted: int, kept: int) -> None:
