@@ -1,0 +1,117 @@
+"""Structured output, speculation, an adapter, streaming and a death at once: the real client parses
+a pydantic model out of an answer whose worker was killed halfway, and it is what one plain process
+says."""
+
+import os
+import re
+import signal
+import time
+from typing import Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from tandem.config.environment import BUNDLED_MODEL
+from tandem.models.configuration import read_model_spec
+from tests.journeys.clusters import ClusterProcess, cluster
+from tests.journeys.serving import serving
+from tests.models.adapter_files import write_adapter
+
+TEXT = """
+model: tandem-mini
+block_size: 16
+serve:
+  port: 0
+  max-num-seqs: 8
+  kv-cache-memory: 64MiB
+  threads: 1
+  enable_lora: true
+  lora_modules: ["red={folder}/red"]
+  speculation: {proposer}
+  speculation-adaptive: false
+pools:
+  - {{name: prefill, role: prefill, device: cpu}}
+  - {{name: decode, role: decode, device: cpu, count: 2}}
+policies: {{dispatch: remote, transfer: push}}
+"""
+PIECES = 80
+
+
+class Piece(BaseModel):
+    colour: Literal["copper", "silver", "gold"]
+    count: int = Field(ge=10, le=99)
+
+
+class Hoard(BaseModel):
+    keeper: str = Field(max_length=12)
+    pieces: list[Piece] = Field(min_length=PIECES, max_length=PIECES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    write_adapter(folder / "red", read_model_spec(BUNDLED_MODEL), rank=8, seed=3, strength=0.15)
+    return folder
+
+
+def hoard(client: openai.OpenAI, halfway=lambda: None) -> tuple[Hoard, str]:
+    """What the client makes of the answer, and its text; `halfway` is called in the middle."""
+    told = ""
+    with client.chat.completions.stream(
+        model="red",
+        messages=[{"role": "user", "content": "What does the dragon hoard?"}],
+        temperature=0.9,
+        seed=11,
+        max_tokens=3000,
+        frequency_penalty=0.2,
+        response_format=Hoard,
+    ) as stream:
+        for event in stream:
+            if event.type == "content.delta":
+                told += event.delta
+                if told.count("{") > PIECES // 8:
+                    halfway()
+        choice = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == told
+    return choice.message.parsed, told
+
+
+def kill_who_answers(running: ClusterProcess, pids: dict[str, int]) -> str:
+    """The decode worker that has the one running request."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = re.findall(
+            r'num_requests_running\{[^}]*worker="(decode-\d)"[^}]*\} 1\.0', running.metrics()
+        )
+        if found:
+            os.kill(pids[found[0]], signal.SIGKILL)
+            return found[0]
+    raise AssertionError("nobody decodes")
+
+
+@pytest.fixture(scope="module")
+def expected(folder) -> tuple[Hoard, str]:
+    with serving("--threads", "1", "--enable-lora", "--lora-modules", f"red={folder}/red") as plain:
+        return hoard(openai.OpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0))
+
+
+@pytest.mark.parametrize("proposer", ["draft", "eagle"])
+def test_a_parsed_answer_outlives_its_worker(proposer, expected, folder, tmp_path):
+    with cluster(TEXT.format(folder=folder, proposer=proposer), tmp_path) as running:
+        pids, killed = running.pids, []
+
+        def halfway() -> None:
+            if not killed:
+                killed.append(kill_who_answers(running, pids))
+
+        found = hoard(running.client, halfway)
+        assert killed
+        assert found == expected
+        assert len(found[0].pieces) == PIECES
+        status = running.status()
+        (gateway,) = status["gateways"]
+        assert gateway["takeovers"] == 1
+        drafts = [worker["drafts"] for worker in status["workers"] if worker["drafts"]]
+        assert any(each["accepted_tokens"] for each in drafts)
