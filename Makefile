@@ -23,7 +23,7 @@ chaos: .venv/installed-test
 # The laws that are tried with seeds, with all of them.
 laws: .venv/installed-test
 	TANDEM_SEEDS=all $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal \
-		tests/cluster tests/twin $(ARGS)
+		tests/cluster tests/engine tests/twin $(ARGS)
 
 # Against a server of the bundled model: make fuzz ARGS="--minutes 1 --seed 7".
 fuzz: .venv/installed-test

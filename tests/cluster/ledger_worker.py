@@ -72,6 +72,9 @@ class LedgerWorker:
             drawing = [name for names in self.drawing for name in names]
             assert len(set(drawing)) == len(drawing)
         self.machine.audit()
+        # A guess is at what follows the newest token: no guess while another is being drawn.
+        for sequence in self.machine.sequences.running:
+            assert not (sequence.unseen and sequence.proposal)
         pool = self.machine.sequences.pool
         assert len(self.cached_hashes) == pool.cached_blocks
         assert all(pool.holds(digest) for digest in self.cached_hashes)

@@ -32,9 +32,16 @@ def test_any_mix_of_hand_overs_gives_each_request_its_own_answer():
             check_answer(one.request, one.output, whole=not one.aborted)
         for at in pair.workers:
             pair.seen["preempted"] += at.machine.planner.preemptions
+            pair.seen["drafts kept"] += at.engine.kept_drafts
+            pair.seen["drafts lost"] += at.engine.lost_drafts
+        speculating = sum(at.machine.drafting is not None for at in pair.workers)
+        if pair.seen["held"]:
+            pair.seen[f"held, {speculating} speculating"] += 1
         seen.update(pair.seen)
 
     mix()
     often = ("held", "pushed", "pulled", "whole", "in part", "cancelled", "preempted", "copied")
     assert min(seen[what] for what in often) > 50
     assert seen["lost to preemption"] > 10
+    assert min(seen["drafts kept"], seen["drafts lost"]) > 50
+    assert min(seen[f"held, {count} speculating"] for count in range(3)) > 10

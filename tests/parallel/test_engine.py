@@ -23,6 +23,7 @@ from tandem.models.decoder import Decoder
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.parallel import equal_share, kv_share, places
 from tandem.models.weights import WeightForm
+from tandem.policy.speculation import Speculation
 from tests.engine.tiny import (
     CONTEXT_TOKENS,
     CPU,
@@ -145,14 +146,21 @@ def follow(seat: Seat, shape: Shape, journal: Journal, poisoned: bool = False) -
         if isinstance(entry, StepPlan):
             results.append(engine.launch(entry).result())
         elif not engine.draws:
-            engine.take_landed(entry.step_id, entry.tokens)
+            engine.take_landed(entry.step_id, entry.tokens, entry.token_counts)
     return Followed(results, engine.kv.pool_BL2KSD.numpy(), engine.slots.tokens.numpy())
 
 
 @cache
-def journal_for(stages: int) -> tuple[Shape, Chronicle]:
+def journal_for(stages: int, proposer: str = "") -> tuple[Shape, Chronicle]:
     """With several stages as many steps are under way; else one is planned ahead."""
-    shape = replace(SHAPE, pipeline_stages=stages, steps_in_flight=int(stages == 1))
+    speculation = Speculation(4, adaptive=False) if proposer else None
+    shape = replace(
+        SHAPE,
+        pipeline_stages=stages,
+        steps_in_flight=int(stages == 1),
+        speculation=speculation,
+        proposer=proposer,
+    )
     return shape, busy_morning(shape)
 
 
@@ -172,6 +180,24 @@ def test_all_ranks_together_say_what_one_says(ranks: Ranks, layout):
         assert all(result.tokens == () for result in rank.results)
     for rank in found:
         assert np.array_equal(rank.tokens, drawing[0].tokens)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("proposer", ["draft", "hostile"])
+def test_all_ranks_together_keep_the_drafts_that_one_keeps(ranks: Ranks, layout, proposer):
+    shape, alone = journal_for(layout.stages, proposer)
+    totals = alone.machine.drafting.totals
+    assert totals.draft_tokens > 20
+    assert totals.accepted_tokens < totals.draft_tokens or proposer == "draft"
+    assert totals.accepted_tokens > 20 or proposer == "hostile"
+    found = ranks.run(layout, follow, shape, alone.journal)
+    landed = {entry.step_id: entry for entry in alone.journal if isinstance(entry, StepResult)}
+    for rank in found[-layout.tensor_ranks :]:
+        for result in rank.results:
+            expected = landed[result.step_id]
+            assert result.tokens == expected.tokens
+            assert result.token_counts == expected.token_counts
+            same_logprobs(result, expected)
 
 
 def same_logprobs(found: StepResult, expected: StepResult) -> None:

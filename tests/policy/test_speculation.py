@@ -12,6 +12,7 @@ from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
 from tandem.facts.steps import MOST_DRAFT_TOKENS
 from tandem.policy.speculation import (
     LEAST_GAIN,
+    MOST_STEP_DRAFTS,
     NO_DRAFTS,
     DraftChances,
     DraftRule,
@@ -52,6 +53,31 @@ def test_no_lengths_give_more_tokens_a_second(running, base, per_token, per_draf
     chosen = rate([rule.tokens_for(each) for each in running], running, times, rule.longest)
     for lengths in itertools.product(range(4), repeat=len(running)):
         assert rate(lengths, running, times, max(lengths)) <= chosen * LEAST_GAIN
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.999, 0.9999, 1 - 1e-16, 1.0])
+def test_what_is_all_but_certain_is_drafted(kept):
+    running = [DraftChances(kept)]
+    rule = Speculation(4).rule(running, PlaneTimes(100.0, 1.0))
+    assert rule.tokens_for(running[0]) == 4
+
+
+class AskedTimes:
+    """Remembers the tokens of each step that was weighed."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def step_ns(self, tokens: int, drafted: int) -> float:
+        self.asked.append(tokens)
+        return 100.0
+
+
+def test_no_more_drafts_are_weighed_than_a_step_takes():
+    times = AskedTimes()
+    Speculation(16).rule([DraftChances(0.9)] * 256, times)
+    assert max(times.asked) == 256 + MOST_STEP_DRAFTS
+    assert len(times.asked) == 1 + 16 * MOST_STEP_DRAFTS
 
 
 @given(CHANCES, st.integers(0, MOST_DRAFT_TOKENS), st.floats(0.0, 1.0))

@@ -8,7 +8,7 @@ step as a whole should give the most tokens a second (goodput, as in SmartSpec, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from heapq import nlargest
 from typing import Protocol
 
 from tandem.facts.steps import MOST_DRAFT_TOKENS
@@ -17,8 +17,6 @@ from tandem.facts.steps import MOST_DRAFT_TOKENS
 MOST_STEP_DRAFTS = 64
 # What drafts must promise over none: both are estimates, and the next step waits for them.
 LEAST_GAIN = 1.05
-# Of a draft token that is all but certain: so are those behind it.
-SUREST = 0.999
 
 
 class StepTimes(Protocol):
@@ -49,12 +47,14 @@ class DraftRule:
 
     def tokens_for(self, chances: DraftChances) -> int:
         """How many tokens to draft for such a sequence."""
-        if not self.longest or chances.offered * chances.kept < self.least_chance:
-            return 0
-        if self.least_chance <= 0.0 or chances.kept >= SUREST:
-            return self.longest
-        ratio = self.least_chance / chances.offered
-        return min(self.longest, int(log(ratio) / log(chances.kept) + 1e-9))
+        # By the very products that the rule was chosen from: a logarithm of what is all but
+        # certain would round the count.
+        count = 0
+        while count < self.longest:
+            if chances.offered * chances.kept ** (count + 1) < self.least_chance:
+                break
+            count += 1
+        return count
 
 
 NO_DRAFTS = DraftRule(0)
@@ -80,13 +80,14 @@ class Speculation:
         best, best_rate = NO_DRAFTS, rows / times.step_ns(rows, 0)
         worth = best_rate * LEAST_GAIN
         for longest in range(1, self.most_tokens + 1):
-            chances = sorted(
+            # A step takes no more: what lies beyond is not worth the time to weigh it.
+            chances = nlargest(
+                MOST_STEP_DRAFTS,
                 (
                     each.offered * each.kept**place
                     for each in running
                     for place in range(1, longest + 1)
                 ),
-                reverse=True,
             )
             expected = float(rows)
             for count, chance in enumerate(chances, 1):

@@ -115,6 +115,8 @@ class PlanBuilder:
         drafted = 0
         if draws:
             sequence.unseen += 1
+            # A guess at what is drawn now is out of date for the step after.
+            sequence.proposal = ()
             drafted = len(drafts)
             self._draft_tokens += drafts
         residency.scheduled += drafted

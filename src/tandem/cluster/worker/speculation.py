@@ -12,9 +12,8 @@ from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Specul
 
 # The rule is made anew after so many steps, or with another number of sequences.
 RULE_STEPS = 8
-
-
-_ANY = (DraftRecord(),)
+# Of whom nothing is known yet.
+_ANYBODY = (DraftRecord(),)
 
 
 class Drafting:
@@ -53,12 +52,11 @@ class Drafting:
 
     def rule(self, running: Ordered[DraftRecord]) -> DraftRule:
         """For a step of these sequences; where it has none, for one that is to come."""
-        running = running or _ANY
         self._rule_steps += 1
         if len(running) != self._rule_rows or self._rule_steps >= RULE_STEPS:
             self._rule_rows, self._rule_steps = len(running), 0
-            self._rule = self._decided(running)
-        if not self._rule.longest:
+            self._rule = self._decided(running or _ANYBODY)
+        if running and not self._rule.longest:
             self._declined += len(running)
             self._totals = None
         return self._rule

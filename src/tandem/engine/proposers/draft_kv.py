@@ -43,6 +43,10 @@ class BlockContents:
         held = len(same) if same.all() else int(same.argmin())
         return held * self._block_size
 
+    def overwritten(self, blocks: IntArray) -> None:
+        """What these held is gone."""
+        self._names[blocks] = 0
+
     def computed(self, tokens: IntArray, blocks_M: IntArray) -> None:
         """The full blocks of these tokens now hold them."""
         names = self._names_of(tokens)
@@ -129,7 +133,8 @@ class DraftKv:
         counts = np.clip(CATCH_UP_TOKENS - before, 0, ends - starts)
         computing = np.flatnonzero(counts)
         for row in computing.tolist():
-            reached = int(starts[row] + counts[row])
+            start, reached = int(starts[row]), int(starts[row] + counts[row])
+            self._forget(start, int(rows.ends[row]), rows.tables[row])
             self._note(int(rows.slots[row]), reached, int(rows.ends[row]), rows.tables[row])
         tokens = [
             self._tokens(int(rows.slots[row]), int(starts[row]), int(starts[row] + counts[row]))
@@ -179,6 +184,11 @@ class DraftKv:
         elif computed < 0:
             computed = self._contents.held_tokens(self._tokens(slot, 0, end - 1), table_M)
         return min(computed, end - 1)
+
+    def _forget(self, start: int, end: int, table_M: IntArray) -> None:
+        """Blocks are written to from this element on."""
+        first = start // self._slots.shape.block_size
+        self._contents.overwritten(table_M[first : self._handed_out(end)])
 
     def _note(self, slot: int, reached: int, end: int, table_M: IntArray) -> None:
         """The first `reached` elements are computed; those in scratch blocks do not last."""
