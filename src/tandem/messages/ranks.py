@@ -87,6 +87,7 @@ class EncodedPlacement(Struct, array_like=True, forbid_unknown_fields=True):
     prompt_tokens: int
     sampling: SamplingParameters
     adapter: Adapter | None
+    scored_tokens: int
 
 
 class EncodedStep(Struct, array_like=True, forbid_unknown_fields=True):
@@ -146,6 +147,7 @@ def _encode_placement(placement: Placement) -> EncodedPlacement:
         placement.prompt_tokens,
         placement.sampling,
         placement.adapter,
+        placement.scored_tokens,
     )
 
 
@@ -157,6 +159,7 @@ def _decode_placement(encoded: EncodedPlacement) -> Placement:
         encoded.prompt_tokens,
         encoded.sampling,
         encoded.adapter,
+        encoded.scored_tokens,
     )
 
 
