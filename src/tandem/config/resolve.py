@@ -200,10 +200,11 @@ def _need(
     weights = weight_bytes(
         model.spec, model.shapes, ranks, storage=storage, compute_bytes=compute_bytes
     )
-    other = model.drafts.other_bytes(options, is_cpu=device.type == "cpu")
-    other += adapter_bytes(options, model.spec)
+    drafts = model.drafts.other_bytes(options, is_cpu=device.type == "cpu")
+    drafts *= sum(place.is_last for place in ranks)
+    adapters = adapter_bytes(options, model.spec) * bool(ranks)
     working = working_bytes(options, model.spec, 0) * len(ranks)
-    return MemoryNeed(weights, working, other=other * bool(ranks))
+    return MemoryNeed(weights, working, other=drafts + adapters)
 
 
 def _free_bytes(options: ServeOptions, device: torch.device, machine: MachineFacts) -> int:

@@ -45,11 +45,6 @@ class Drafting:
             )
         return self._totals
 
-    @property
-    def pays(self) -> bool:
-        """Whether the last decision was to draft."""
-        return self._rule.longest > 0
-
     def rule(self, running: Ordered[DraftRecord]) -> DraftRule:
         """For a step of these sequences; where it has none, for one that is to come."""
         self._rule_steps += 1

@@ -99,6 +99,10 @@ def plan_worker(setup: WorkerSetup, *, leads: bool = True) -> PlannedWorker:
             host_tier_bytes=host_bytes,
         )
         model = _as_moved(planned, setup)
+        if pool.engine == "dummy":
+            # It guesses nothing, and nobody shall wait for that.
+            worker = replace(model.plan.worker, speculation=None)
+            model = replace(model, plan=replace(model.plan, worker=worker))
     layout, spec = model.plan.layout, model.spec
     if model.plan.device.type != "cpu" and len(all_places) > 1:
         raise InvalidConfiguration(
