@@ -132,6 +132,24 @@ def test_steps_of_a_pipeline_overlap_and_are_not_compared():
     assert tally.totals == ()
 
 
+def test_kept_drafts_are_steps_saved_and_prompts_are_left_out_of_it():
+    """Rows of three drafts of which two are kept each time; a step takes as long as the list says
+    of a plain one, so that a token takes a third of it."""
+    learned, tally, now_ns = LearnedCorrection(Learning(), LISTED), StepTally(1), 0
+    starts, counts = [1000, 2000], [4, 4]
+    listed_s = LISTED.step_time.decode_seconds(2, 3002)
+    for _ in range(2 * WINDOW):
+        for _ in range(20):
+            work = work_of(starts, counts, sampled_rows=8, drafts=6)
+            began_ns, now_ns = now_ns, now_ns + round(listed_s * 1e9)
+            tally.step_landed(work, began_ns, now_ns, kept_drafts=4)
+        learned.steps_reported(tally.totals, now_ns)
+        learned.revise()
+    assert (work.chunks, work.decodes, work.sampled_rows) == (0, 2, 2)
+    assert learned.correction.decode == pytest.approx(1 / 3, rel=0.06)
+    assert learned.correction.prefill == 1.0
+
+
 def fleet_costs(*workers: str, learning: Learning | None = None) -> MeasuredCosts:
     costs = MeasuredCosts(lambda _: Capacity(LISTED, 16, 100, 8), learning)
     for worker in workers:

@@ -176,3 +176,44 @@ def test_rates_are_drawn_for_one_workload_with_given_lengths(tmp_path):
 def test_the_dispatch_policy_has_a_way_of_transfer_of_its_own(settings, transfer):
     scenario = scenario_of(read_cluster("mooncake-16", settings[1:]))
     assert scenario.policies.dispatching.transfer == transfer
+
+
+def test_workers_speculate_as_the_file_has_them(trace, tmp_path):
+    figures = tmp_path / "run.json"
+    speculating = ("--set", "serve={speculation: draft, speculation-tokens: 3}")
+    told = ("--set", "drafts={kept: [0.9, 80%], offered: 1, token_time: 0s}")
+    result = run("aggregated-16", "--trace", trace, *speculating, *told, "--json", figures)
+    assert result.exit_code == 0, result.output
+    assert "tokens a draft" in result.output
+    drafts = json.loads(figures.read_bytes())["runs"][0]["summary"]["drafts"]
+    assert drafts["draft_tokens"] > 0
+    assert 1.0 < drafts["tokens_a_draft"] <= 4.0
+    plain = run("aggregated-16", "--trace", trace)
+    assert "tokens a draft" not in plain.output
+
+
+def test_what_comes_of_drafts_is_measured_where_nobody_says_it():
+    """And a pool's own options stand before the cluster's."""
+    sets = ["serve.speculation=eagle", "pools.prefill.serve={speculation: none}"]
+    scenario = scenario_of(read_cluster("mixed", sets))
+    kinds = {pool.name: pool.kind for pool in scenario.pools}
+    assert kinds["prefill"].speculation is None
+    decode = kinds["decode"]
+    assert (decode.speculation.most_tokens, decode.speculation.adaptive) == (4, True)
+    assert decode.drafts.kept == (0.84, 0.89, 0.93, 0.94)
+    alone_s = decode.cost.step_time.decode_seconds(1, 1) * decode.cost.step_time.stages
+    assert decode.drafts.token_s == pytest.approx(alone_s / 20)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("drafts.keeps=[0.5]", "unknown key keeps"),
+        ("drafts.kept=[1.5]", "kept must be at most 1"),
+        ("drafts.kept=[]", "at least one chance"),
+    ],
+)
+def test_a_mistake_about_drafts_is_told(trace, setting, words):
+    result = run("mixed", "--trace", trace, "--set", setting)
+    assert result.exit_code != 0
+    assert words in result.output

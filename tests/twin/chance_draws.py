@@ -5,7 +5,7 @@ Everything is drawn from one generator in one order, so that a seed stays the sa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from tandem.cluster.router.queue import RequestQueueConfig
@@ -23,6 +23,7 @@ from tandem.policy.eviction.policies import EVICTIONS, make_eviction
 from tandem.policy.planning.contract import FleetView, Flip, Move, Plan
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.policies import ROUTINGS, make_routing
+from tandem.policy.speculation import Speculation
 from tandem.twin.block_contents import BlockContents
 from tandem.twin.cluster import SimulatedCluster
 from tandem.twin.faults.kinds import (
@@ -58,7 +59,8 @@ Contents = Callable[[WorkerConfig], BlockContents]
 class World:
     """What a seed draws from: whether there are slower tiers and a pool, whether somebody plans,
     and about how many faults and at most how many requests there are in a run. With `checks_kv` a
-    ledger knows what lies in every block, and what every answer is."""
+    ledger knows what lies in every block, and what every answer is. Where it `speculates` about
+    two of three kinds of workers check drafts."""
 
     tiers: bool = False
     plans: bool = False
@@ -66,6 +68,8 @@ class World:
     gateways: int = 2
     requests: int = 24
     checks_kv: bool = True
+    # Not shown: the runs of worlds without are as they were.
+    speculates: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,13 @@ class ScenarioDraws:
             disk_blocks=room[1],
             startup_s=chance.choice([0.0, 0.05]),
             block_size=block_size,
+            speculation=self._speculation(),
         )
+
+    def _speculation(self) -> Speculation | None:
+        if not self.world.speculates or not self.chance.randrange(3):
+            return None
+        return Speculation(self.chance.randint(1, 5), self.chance.choice([False, True]))
 
     def _policies(self, eviction: Callable) -> Policies:
         chance, transfer = self.chance, self.chance.choice(list(Transfer))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from tandem.cluster.worker.machine import WorkerConfig
 from tandem.facts.blocks import extend_chain, salt_of
 from tandem.facts.kv import BlockName, MoveKv
+from tandem.facts.steps import StepResult
 from tandem.twin.machine_configs import CACHE_ROOT
 from tandem.twin.worker import SimulatedWorker
 from tests.cluster.ledger_engine import ADAPTERS, KIND, NONSENSE, LedgerEngine
@@ -58,8 +59,8 @@ class LedgerContents:
         self.staged: dict[int, list[Keys]] = {}
         self.worker: SimulatedWorker | None = None
 
-    def compute_step(self, plan) -> tuple[int, ...]:
-        return self.engine.run(plan).tokens
+    def compute_step(self, plan) -> StepResult:
+        return self.engine.run(plan)
 
     def export_contents(self, blocks, versions) -> None:
         for block, version in zip(blocks, versions, strict=True):

@@ -22,6 +22,7 @@ CHUNKS, SEEDS = seeds(2, 10), 100
 TIER_SEEDS = seeds(80, 400)
 PLANNED_SEEDS = seeds(40, 1000)
 LEASE_SEEDS = seeds(30, 400)
+SPECULATING_SEEDS = seeds(40, 400)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -76,6 +77,24 @@ def test_whatever_a_planner_wants_each_request_gets_its_answer_once():
     assert all(seen[what] >= 5 for what in (*kinds, "planned starts", "advised")), seen
     assert seen["starts failed"], seen
     assert seen["finished"] > 100, seen
+
+
+def test_drafts_change_no_answer_whatever_happens():
+    """And a journal of what speculating workers report decides the same."""
+    seen: Counter[str] = Counter()
+    for seed in range(SPECULATING_SEEDS):
+        run = play(seed, World(speculates=True), Recorded)
+        seen.update(run.cluster.seen)
+        seen["decisions"] += run.cluster.replay_all()
+        for worker in run.cluster.run.workers:
+            seen["drafts kept"] += worker.drafts.accepted_tokens
+            seen["drafts lost"] += worker.drafts.draft_tokens - worker.drafts.accepted_tokens
+    # Nobody who is recorded migrates by hand.
+    for seed in range(SPECULATING_SEEDS, 4 * SPECULATING_SEEDS):
+        seen.update(play(seed, World(speculates=True, tiers=seed % 8 == 0)).seen)
+    assert seen["decisions"] > 10 * SPECULATING_SEEDS
+    rare = ("drafts kept", "drafts lost", "migrated", "hand-overs", "flips", "fenced", "preempted")
+    assert all(seen[what] >= 2 for what in rare), seen
 
 
 class ForgetfulGateways(ChanceCluster):

@@ -5,11 +5,15 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+import msgspec
+
+from tandem.config.cluster.drafts import PROPOSERS
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.keys import Choice
 from tandem.config.cluster.tiers import tenant_pin_shares, tenant_shares
 from tandem.config.cluster.workers import PoolConfig, TierConfig
 from tandem.config.hardware.pools import pool_blocks, pool_cost, pool_device
+from tandem.config.options import ServeOptions
 from tandem.config.policies import (
     eviction_order,
     learning_of,
@@ -17,11 +21,14 @@ from tandem.config.policies import (
     planning_policy,
     router_policies,
 )
+from tandem.config.speculation import speculation_of
 from tandem.cost.worker import WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.planning.policies import remembered_s
+from tandem.policy.speculation import Speculation
+from tandem.twin.drafts import NO_DRAFT_COST, DraftQuality
 from tandem.twin.faults.chance import random_faults
 from tandem.twin.faults.entries import read_faults
 from tandem.twin.faults.kinds import Fault, TierCorrupted, TierDown, TierFull, TierLost
@@ -143,6 +150,7 @@ def _choice_text(choice: Choice) -> str:
 
 def _pool(cluster: Cluster, pool: PoolConfig) -> Pool:
     cost = pool_cost(cluster, pool)
+    speculation, drafts = _speculation(cluster, pool, cost)
     kind = WorkerKind(
         cost=cost,
         device=pool.device,
@@ -154,10 +162,35 @@ def _pool(cluster: Cluster, pool: PoolConfig) -> Pool:
         host_blocks=_blocks(cluster, cluster.tiers.host, cost),
         disk_blocks=_blocks(cluster, cluster.tiers.disk, cost),
         startup_s=pool.startup_s,
+        speculation=speculation,
+        drafts=drafts,
     )
     most = pool.max_count or pool.count
     least, model = pool.min_count or 1, pool.model or ""
     return Pool(pool.name, pool.role, kind, pool.count, least, most, model)
+
+
+def _speculation(
+    cluster: Cluster, pool: PoolConfig, cost: WorkerCost
+) -> tuple[Speculation | None, DraftQuality]:
+    """Whether its workers speculate, as they would live, and what comes of their drafts."""
+    options = _speculation_options(cluster, pool)
+    speculation = speculation_of(options)
+    if speculation is None:
+        return None, NO_DRAFT_COST
+    told, known = cluster.drafts, PROPOSERS[options.speculation]
+    token_s = told.token_time_s
+    if token_s is None:
+        token_s = known.token_share * cost.step_time.decode_seconds(1, 1) * cost.step_time.stages
+    offered = known.offered if told.offered is None else told.offered
+    return speculation, DraftQuality(told.kept or known.kept, offered, token_s)
+
+
+def _speculation_options(cluster: Cluster, pool: PoolConfig) -> ServeOptions:
+    """Who drafts for the workers of a pool, and how far; all else is as by default."""
+    given = {**cluster.serve, **pool.serve}
+    own = {name: value for name, value in given.items() if name.startswith("speculation")}
+    return msgspec.convert(own, ServeOptions)
 
 
 def _links(pool: PoolConfig, cost: WorkerCost) -> NodeLinks:

@@ -19,6 +19,7 @@ KEPT_KEYS = {
     "": {
         "model", "pools", "block_size", "max_model_len", "network", "tiers", "policies", "planning",
         "health", "queue", "classes", "tenants", "slo", "seed", "serve", "limits", "gateways",
+        "drafts",
     },
     "tenants": {
         "name", "service_class", "weight", "kv_share", "may_use", "pin_share", "limits",

@@ -11,6 +11,7 @@ from enum import StrEnum
 from tandem.facts.calibration import Calibration
 from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
+from tandem.facts.step_totals import NO_DRAFTS_YET, DraftTotals
 
 
 class Ending(StrEnum):
@@ -112,7 +113,8 @@ class MeasuredRequest(RequestOutcome):
 class WorkerRecord:
     """What one worker did. `up_ns` is the time it was up and paid for, `busy_ns` the time a step
     ran; `prefill_busy_ns` the part of it in steps that held prompt tokens. `classes` names the
-    service classes whose own it is (empty: it is everybody's)."""
+    service classes whose own it is (empty: it is everybody's). `drafts` are what came of
+    speculation."""
 
     worker: str
     role: str
@@ -128,6 +130,7 @@ class WorkerRecord:
     flips: int = 0
     crashes: int = 0
     classes: str = ""
+    drafts: DraftTotals = NO_DRAFTS_YET
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from math import fsum
 from tandem.facts.calibration import Calibration, KeptAndMissed
 from tandem.facts.fleet import Tier
 from tandem.facts.slo import Slo
+from tandem.facts.step_totals import NO_DRAFTS_YET
 from tandem.report.record import Ending, RequestRecord, RunRecord, WorkerRecord
 from tandem.report.statistics import (
     Distribution,
@@ -132,6 +133,18 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSummary:
+    """What came of speculation: `tokens_a_draft` are gained in a row of a step that checks drafts,
+    `kept` is the share of draft tokens that were, `left_out` that of the rows which had none
+    because they would have cost more than they bring."""
+
+    draft_tokens: int
+    kept: float
+    tokens_a_draft: float
+    left_out: float
+
+
+@dataclass(frozen=True, slots=True)
 class Bill:
     """Dollars and energy of all up time. Per output token that was delivered to the end."""
 
@@ -146,7 +159,8 @@ class Bill:
 class Summary:
     """One run. Rates are per second from the first arrival to the last end. `goodput_rps` counts
     the requests that finished within their SLO, `attainment` is their share of all requests,
-    rejected and failed ones included."""
+    rejected and failed ones included. Where nothing was
+    speculated there are no `drafts`."""
 
     requests: int
     endings: Mapping[str, int]
@@ -167,6 +181,7 @@ class Summary:
     preemptions: int
     resumptions: int
     predictions: Predictions
+    drafts: DraftSummary | None = None
 
 
 def summarise(record: RunRecord, terms: Terms) -> Summary:
@@ -202,6 +217,21 @@ def summarise(record: RunRecord, terms: Terms) -> Summary:
         preemptions=sum(worker.preemptions for worker in record.workers),
         resumptions=sum(request.resumptions for request in requests),
         predictions=_predictions(record.calibration),
+        drafts=_drafts(record.workers),
+    )
+
+
+def _drafts(workers: Sequence[WorkerRecord]) -> DraftSummary | None:
+    totals = NO_DRAFTS_YET
+    for worker in workers:
+        totals = totals.plus(worker.drafts)
+    if not (totals.drafts or totals.declined):
+        return None
+    return DraftSummary(
+        draft_tokens=totals.draft_tokens,
+        kept=_ratio(totals.accepted_tokens, totals.draft_tokens),
+        tokens_a_draft=1.0 + _ratio(totals.accepted_tokens, totals.drafts),
+        left_out=totals.declined / (totals.drafts + totals.declined),
     )
 
 

@@ -185,6 +185,11 @@ def _work_rows(summary: Summary) -> list[tuple[str, str, str]]:
     if reuse.moved_tokens:
         share = f"{reuse.transfer_share_of_ttft:.1%}"
         rows.append(("KV transfer", share, "of the TTFT of requests whose KV moved"))
+    if drafts := summary.drafts:
+        share = f"tokens a draft; {drafts.kept:.0%} of {drafts.draft_tokens:,} draft tokens kept"
+        if drafts.left_out:
+            share += f"; {drafts.left_out:.0%} of all steps without"
+        rows.append(("speculation", f"{drafts.tokens_a_draft:.2f}", share))
     if summary.preemptions or summary.resumptions:
         resumed = f"and {summary.resumptions:,} times another worker took over"
         rows.append(("preemptions", f"{summary.preemptions:,}", resumed))

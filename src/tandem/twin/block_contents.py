@@ -2,14 +2,15 @@
 
 A simulated run moves names and sizes, no KV. Whoever wants to know that no block is used that holds
 something else puts a model of the contents behind this port: it is told of everything that writes
-or reads blocks, as late as a live worker may do it. The tokens that steps draw come from it, too.
+or reads blocks, as late as a live worker may do it. What steps draw and draft comes from
+it, too.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from tandem.facts.kv import BlockName, MoveKv
-from tandem.facts.steps import StepPlan
+from tandem.facts.steps import StepPlan, StepResult
 
 
 class EngineDied(Exception):
@@ -19,8 +20,8 @@ class EngineDied(Exception):
 class BlockContents(Protocol):
     """Of one start of a worker."""
 
-    def compute_step(self, plan: StepPlan) -> tuple[int, ...]:
-        """A step computes; gives the tokens that it draws. Raises EngineDied."""
+    def compute_step(self, plan: StepPlan) -> StepResult:
+        """A step computes; gives what it draws and drafts. Raises EngineDied."""
         ...
 
     def export_contents(self, blocks: Sequence[int], versions: Sequence[int]) -> None:

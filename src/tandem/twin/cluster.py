@@ -228,6 +228,7 @@ class SimulatedCluster:
         worker, record = self.workers[name], self.steps.of(name)
         record.up_ns += self.now_ns - worker.up_since_ns
         record.preemptions += worker.take_preemptions()
+        record.drafts = record.drafts.plus(worker.take_drafts())
         worker.up_since_ns = self.now_ns
 
     def stores(self, tier: Tier, name: str) -> list[SimulatedStore]:

@@ -17,6 +17,7 @@ from tandem.cost.worker import NO_SERVING_COST, ServingCost, StepShape, StepTime
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.messages.worker import EmitTokens, StepDone
 from tandem.twin.block_contents import BlockContents
+from tandem.twin.drafts import DraftOutcome, SimulatedDrafts
 from tandem.twin.shared_cores import SharedCores
 from tandem.twin.step_recorder import StepRecorder
 
@@ -41,7 +42,8 @@ class StepsTaken(Struct, frozen=True):
 class InFlightStep(Struct):
     """A step under way: what it will draw for whom, and when it lands. `context_tokens` is what the
     rows attend to in all, when every row is a decode; it `opens` a sequence when it computes tokens
-    that were known when that was placed."""
+    that were known when that was placed. `drafts` are what comes of drafts, where there may be
+    some."""
 
     step_id: int
     done_ns: int
@@ -51,6 +53,7 @@ class InFlightStep(Struct):
     context_tokens: int
     prefills: bool
     opens: bool
+    drafts: DraftOutcome | None = None
 
 
 class SimulatedEngine:
@@ -68,6 +71,7 @@ class SimulatedEngine:
         *,
         fast_forward: bool = True,
         contents: BlockContents | None = None,
+        drafts: SimulatedDrafts | None = None,
         serving: ServingCost = NO_SERVING_COST,
         cores: SharedCores | None = None,
         paced: Callable[[], object] = lambda: None,
@@ -82,6 +86,7 @@ class SimulatedEngine:
         self._clock = clock
         self._fast_forward = fast_forward and contents is None
         self._contents = contents
+        self._drafts = drafts
         self._plans: deque[StepPlan] = deque()
         self._in_flight: deque[InFlightStep] = deque()
         self._stage_free_ns = [0] * step_time.stages
@@ -135,22 +140,25 @@ class SimulatedEngine:
             self._steps.scheduled(placement.request_id, now_ns)
         chunks: list[tuple[int, int]] = []
         decodes = context_tokens = 0
-        opens = False
+        opens = prefills = False
         slots, starts, counts = plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist()
         placed_tokens = self._placed_tokens
-        for slot, start, count in zip(slots, starts, counts, strict=True):
+        drafted = plan.draft_counts.tolist() or [0] * len(slots)
+        for slot, start, count, drafts in zip(slots, starts, counts, drafted, strict=True):
             if count > 1:
                 chunks.append((start, count))
+                prefills = prefills or count - drafts > 1
             else:
                 decodes += 1
                 context_tokens += start + 1
             if start < placed_tokens[slot]:
                 opens = True
-                self._steps.computes(self.name, self._slots[slot], (start, count))
+                self._steps.computes(self.name, self._slots[slot], (start, count - drafts))
         samples = plan.samples.tolist()
         drawing = [slot for slot, draws in zip(slots, samples, strict=True) if draws]
-        shape = StepShape(tuple(chunks), decodes, context_tokens, len(drawing))
-        duration_ns = self._duration_ns(shape)
+        sampled_rows = len(drawing) + len(plan.draft_tokens)
+        shape = StepShape(tuple(chunks), decodes, context_tokens, sampled_rows)
+        duration_ns = self._duration_ns(shape, self._drafts.seconds(plan) if self._drafts else 0.0)
         idle = not self._in_flight
         if self._cold_ns and idle and now_ns - self._stage_free_ns[-1] >= self._cold_after_ns:
             duration_ns += self._cold_ns
@@ -160,16 +168,24 @@ class SimulatedEngine:
             self._stage_free_ns[stage] = done_ns
         if self._contents is not None:
             self._plans.append(plan)
+        request_ids = [self._slots[slot] for slot in drawing]
+        tokens = tuple([self._answer_tokens[slot] for slot in drawing])
+        outcome = None
+        if self._drafts is not None and self._contents is None:
+            # Whoever goes on with a request elsewhere drafts what its worker would have drafted.
+            asked = [request_id.partition("~")[0] for request_id in request_ids]
+            outcome = self._drafts.outcome(plan, asked, tokens)
         self._in_flight.append(
             InFlightStep(
                 step_id=plan.step_id,
                 done_ns=done_ns,
                 duration_ns=duration_ns,
-                request_ids=[self._slots[slot] for slot in drawing],
-                tokens=tuple([self._answer_tokens[slot] for slot in drawing]),
+                request_ids=request_ids,
+                tokens=tokens,
                 context_tokens=context_tokens,
-                prefills=bool(chunks),
+                prefills=prefills,
                 opens=opens,
+                drafts=outcome,
             )
         )
         if self._cores is None:
@@ -225,10 +241,19 @@ class SimulatedEngine:
         elif self._cores is not None:
             self._begun(step.done_ns)
         self._steps.landed(self.name, step.duration_ns, step.prefills, 1)
-        tokens = step.tokens
         if self._contents is not None:
-            tokens = self._contents.compute_step(self._plans.popleft())
-        return StepDone(StepResult(step.step_id, tokens))
+            return StepDone(self._contents.compute_step(self._plans.popleft()))
+        drafts = step.drafts
+        if drafts is None:
+            return StepDone(StepResult(step.step_id, step.tokens))
+        return StepDone(
+            StepResult(
+                step.step_id,
+                drafts.tokens,
+                token_counts=drafts.token_counts,
+                proposals=drafts.proposals,
+            )
+        )
 
     def take_steps(self, now_ns: int) -> StepsTaken | None:
         """Of the steps that are taken at one go, those that have landed by now, if any; that is
@@ -322,13 +347,13 @@ class SimulatedEngine:
         known_tokens = len(request.prompt_tokens) + len(request.output_tokens)
         return len(sequence.tokens) - known_tokens < CLEARING_TOKENS
 
-    def _duration_ns(self, shape: StepShape) -> int:
+    def _duration_ns(self, shape: StepShape, drafting_s: float) -> int:
         step_time = self._step_time
         if not shape.chunks and shape.sampled_rows == shape.decode_sequences:
             seconds = step_time.decode_seconds(shape.decode_sequences, shape.decode_context_tokens)
         else:
             seconds = step_time.seconds(shape)
-        return _nanoseconds(seconds / self.speed)
+        return _nanoseconds((seconds + drafting_s) / self.speed)
 
 
 def _nanoseconds(seconds: float) -> int:

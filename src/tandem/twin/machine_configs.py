@@ -115,6 +115,7 @@ def worker_config(pool: Pool, scenario: Scenario, *, reports_full_blocks: bool) 
         pipeline_stages=kind.cost.step_time.stages,
         max_waiting=1 << 30,
         reports_committed=reports_full_blocks,
+        speculation=kind.speculation,
     )
 
 

@@ -20,7 +20,9 @@ from tandem.policy.learning import DEFAULT_LEARNING, Learning
 from tandem.policy.planning.contract import Planning
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.contract import Routing
+from tandem.policy.speculation import Speculation
 from tandem.twin.block_contents import BlockContents
+from tandem.twin.drafts import NO_DRAFT_COST, DraftQuality
 from tandem.twin.faults.kinds import Fault
 from tandem.twin.network.paths import NodeLinks
 
@@ -29,7 +31,8 @@ from tandem.twin.network.paths import NodeLinks
 class WorkerKind:
     """One kind of worker. `device` names the hardware for the report, `devices` how many of them
     one worker spans; `host_blocks` and `disk_blocks` are the room of its slower tiers. Its blocks
-    have `block_size` tokens (0: as the scenario says)."""
+    have `block_size` tokens (0: as the scenario says). With `speculation` it checks drafts, which
+    come out as `drafts` says."""
 
     cost: WorkerCost
     device: str
@@ -43,6 +46,8 @@ class WorkerKind:
     disk_blocks: int = 0
     startup_s: float = 60.0
     block_size: int = 0
+    speculation: Speculation | None = None
+    drafts: DraftQuality = NO_DRAFT_COST
 
 
 @dataclass(frozen=True, slots=True)

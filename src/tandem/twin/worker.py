@@ -11,6 +11,7 @@ from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.blocks import PromptChains
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import MoveKv
+from tandem.facts.step_totals import NO_DRAFTS_YET, DraftTotals
 from tandem.messages.cluster import (
     FetchKv,
     LeasesRenewed,
@@ -35,6 +36,7 @@ from tandem.messages.node import (
 from tandem.messages.router import LoadReported, TokensReported
 from tandem.messages.sharing import ShareUse
 from tandem.twin.block_contents import EngineDied
+from tandem.twin.drafts import SimulatedDrafts
 from tandem.twin.engine import SimulatedEngine
 from tandem.twin.event_queue import Timer, Turn
 from tandem.twin.kv_transfer import SimulatedKvTransfer
@@ -134,6 +136,7 @@ class SimulatedWorker(Process[NodeEvent]):
             self._clock,
             fast_forward=scenario.fast_forward and when_asked and not scenario.serves_step_by_step,
             contents=self.contents,
+            drafts=SimulatedDrafts(kind.drafts, scenario.seed) if kind.speculation else None,
             serving=kind.cost.serving,
             cores=shared.cores,
             paced=self._await_step,
@@ -150,6 +153,7 @@ class SimulatedWorker(Process[NodeEvent]):
         self._wake_ns: int | None = None
         self._exported_ns = 0
         self._preemptions = 0
+        self._drafts = NO_DRAFTS_YET
         # What the tiers have done at once while effects are performed belongs to the same turn.
         self._performing = False
         self._tiers_done: list[NodeEvent] = []
@@ -229,6 +233,14 @@ class SimulatedWorker(Process[NodeEvent]):
         """Since the last call."""
         counted, self._preemptions = self._preemptions, self.worker_machine.planner.preemptions
         return self._preemptions - counted
+
+    def take_drafts(self) -> DraftTotals:
+        """What came of its drafts since the last call."""
+        drafting = self.worker_machine.drafting
+        if drafting is None:
+            return NO_DRAFTS_YET
+        before, self._drafts = self._drafts, drafting.totals
+        return self._drafts.since(before)
 
     def die(self) -> None:
         """The process is no more."""

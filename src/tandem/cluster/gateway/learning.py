@@ -184,7 +184,10 @@ def _listed_seconds(step_time: StepTime, totals: StepTotals) -> float:
         for each in (totals.decodes, totals.context_tokens, totals.sampled_rows)
     )
     if not totals.chunked and sampled_rows == decodes:
-        return step_time.decode_seconds(decodes, context_tokens)
+        # What drafts gained would have taken steps of their own: so routing and admission, which
+        # ask for the seconds of a token, know what speculation makes of them.
+        gained = 1.0 + totals.kept_drafts / max(1, totals.decodes)
+        return gained * step_time.decode_seconds(decodes, context_tokens)
     chunks: tuple[tuple[int, int], ...] = ()
     if totals.chunked:
         prompt_tokens = max(1, totals.prompt_tokens)

@@ -374,7 +374,8 @@ class WorkerMachine:
     def _land(self, result: StepResult, now_ns: int) -> list[WorkerEffect]:
         builder = self._in_flight.popleft()
         assert builder.step_id == result.step_id
-        self.step_tally.step_landed(builder.work, builder.launched_ns, now_ns)
+        kept_drafts = sum(result.token_counts) - len(result.token_counts)
+        self.step_tally.step_landed(builder.work, builder.launched_ns, now_ns, kept_drafts)
         emission = StepOutput()
         effects: list[WorkerEffect] = []
         computed: list[Sequence] = []

@@ -137,9 +137,9 @@ class PlanBuilder:
         rows, counts = self.rows, self._counts
         starts = [end - count for (_, end, _), count in zip(rows, counts, strict=True)]
         samples = [draws for _, _, draws in rows]
-        sampled_rows = sum(samples) + len(self._draft_tokens)
-        self.launched_ns, self.work = now_ns, work_of(starts, counts, sampled_rows)
-        drafts = bool(self._draft_tokens)
+        drafts = len(self._draft_tokens)
+        sampled_rows = sum(samples) + drafts
+        self.launched_ns, self.work = now_ns, work_of(starts, counts, sampled_rows, drafts)
         return StepPlan(
             step_id=self.step_id,
             placements=tuple(self._placements),

@@ -9,7 +9,8 @@ from tandem.facts.step_totals import StepTotals
 
 class StepWork(Struct):
     """What one step computes: chunks of prompts with their query-key pairs, and `decodes` rows of
-    one token that attend to `context_tokens` in all."""
+    one token that attend to `context_tokens` in all. Beside prompts, rows with drafts are chunks as
+    they are; without any, they are decodes that may get several tokens."""
 
     chunks: int
     prompt_tokens: int
@@ -19,11 +20,14 @@ class StepWork(Struct):
     sampled_rows: int
 
 
-def work_of(starts: Sequence[int], counts: Sequence[int], sampled_rows: int) -> StepWork:
-    """Of a step whose row i computes `counts[i]` tokens after `starts[i]`."""
+def work_of(
+    starts: Sequence[int], counts: Sequence[int], sampled_rows: int, drafts: int = 0
+) -> StepWork:
+    """Of a step whose row i computes `counts[i]` tokens after `starts[i]`, among them `drafts` in
+    all, and `sampled_rows` with theirs."""
     rows = len(counts)
-    if max(counts, default=1) == 1:
-        return StepWork(0, 0, 0, rows, sum(starts) + rows, sampled_rows)
+    if sum(counts) - drafts == rows:
+        return StepWork(0, 0, 0, rows, sum(starts) + rows, sampled_rows - drafts)
     work = StepWork(0, 0, 0, 0, 0, sampled_rows)
     for start, count in zip(starts, counts, strict=True):
         if count > 1:
@@ -54,9 +58,11 @@ class StepTally:
             self._totals = tuple(StepTotals(*key, *self._sums[key]) for key in sorted(self._sums))
         return self._totals
 
-    def step_landed(self, work: StepWork, launched_ns: int, landed_ns: int) -> None:
-        """One step."""
-        self._add(work, 1, work.context_tokens, launched_ns, landed_ns)
+    def step_landed(
+        self, work: StepWork, launched_ns: int, landed_ns: int, kept_drafts: int = 0
+    ) -> None:
+        """One step, in which so many drafts were kept."""
+        self._add(work, 1, work.context_tokens, launched_ns, landed_ns, kept_drafts)
 
     def steps_landed(self, work: StepWork, steps: int, launched_ns: int, landed_ns: int) -> None:
         """Decode steps of the same sequences in a row: `work` is of the first of them."""
@@ -64,7 +70,13 @@ class StepTally:
         self._add(work, steps, steps * work.context_tokens + grown, launched_ns, landed_ns)
 
     def _add(
-        self, work: StepWork, steps: int, context_tokens: int, launched_ns: int, landed_ns: int
+        self,
+        work: StepWork,
+        steps: int,
+        context_tokens: int,
+        launched_ns: int,
+        landed_ns: int,
+        kept_drafts: int = 0,
     ) -> None:
         if not self._counts:
             return
@@ -73,7 +85,7 @@ class StepTally:
         key = (work.chunks > 0, (work.prompt_tokens + work.decodes).bit_length())
         sums = self._sums.get(key)
         if sums is None:
-            sums = self._sums[key] = [0] * 8
+            sums = self._sums[key] = [0] * 9
         sums[0] += steps
         sums[1] += max(0, landed_ns - began_ns)
         sums[2] += work.chunks
@@ -82,4 +94,5 @@ class StepTally:
         sums[5] += steps * work.decodes
         sums[6] += context_tokens
         sums[7] += steps * work.sampled_rows
+        sums[8] += kept_drafts if not work.chunks else 0
         self._totals = None

@@ -14,6 +14,7 @@ from typing import Annotated
 import yaml
 from msgspec import Meta
 
+from tandem.config.cluster.drafts import DraftsConfig
 from tandem.config.cluster.keys import Change, build, key, section
 from tandem.config.cluster.requests import (
     ClassConfig,
@@ -92,13 +93,14 @@ class Cluster:
     faults_per_hour: Annotated[float, Meta(ge=0, le=MOST_FAULTS_PER_HOUR)] = key(
         "Random faults beside them.", default=0.0, only="simulator"
     )
+    drafts: DraftsConfig = key("What comes of speculation.", factory=DraftsConfig, only="simulator")
     seed: int = key(
         "Of all chance of the simulator and of the policies.", default=0, live=Change.AT_ONCE
     )
     name: str = key("Tells the cluster from others of this user.", default="default", only="live")
     serve: Serve = key(
-        "Options of `tandem serve`, for all processes; `kv-cache-memory` counts in the simulator, "
-        "too.",
+        "Options of `tandem serve`, for all processes; `kv-cache-memory` and `speculation` count "
+        "in the simulator, too.",
         factory=dict,
         only="live",
     )
