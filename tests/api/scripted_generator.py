@@ -116,10 +116,6 @@ class ScriptedGenerator:
                 raise script.refusals[number_of(request)]
             if request.choice in script.left_out:
                 raise LeftOut("no room", 0.0)
-            if request.sampling.prompt_logprobs is not None:
-                for token in request.prompt_tokens[1:]:
-                    score = TokenLogprobs(-float(token), 3, ((1, -0.5), (token, -float(token))))
-                    yield TokenOutput((), prompt_logprobs=(score,))
             for output in self._outputs(request, script):
                 yield replace(output, degraded=script.degraded)
                 await asyncio.sleep(0)

@@ -70,47 +70,6 @@ def test_echo(client, generator):
         assert "".join(texts) == "hellohello world"
 
 
-def test_echoed_prompts_have_logprobs(client, generator, text):
-    generator.script.answer = "world"
-    answer = complete(client, prompt=[[300, 301], [302]], echo=True, logprobs=1, n=2)
-    token_text = lambda token: text.token_bytes.bytes_of(token).decode()  # noqa: E731
-    for choice in answer.choices[:2]:
-        found = choice.logprobs
-        assert found.tokens[:2] == [token_text(300), token_text(301)]
-        assert found.token_logprobs[:2] == [None, -301.0]
-        assert found.top_logprobs[0] is None
-        assert found.top_logprobs[1] == {token_text(1): -0.5, token_text(301): -301.0}
-        assert found.text_offset[:2] == [0, len(token_text(300))]
-        # The token that ended the answer has its place.
-        drawn = found.tokens[2:]
-        assert drawn[-1] == token_text(generator.card.end_token_ids[0])
-        assert len(found.token_logprobs) == len(found.top_logprobs) == 2 + len(drawn)
-    assert answer.choices[2].logprobs.token_logprobs[0] is None
-    assert answer.choices[2].logprobs.token_logprobs[1] is not None
-    # One of the choices of a prompt tells its log-probabilities.
-    asked = [request.sampling.prompt_logprobs for request in generator.requests]
-    assert asked == [1, None, 1, None]
-
-
-def test_prompt_logprobs_as_vllm_has_them(client, http, text):
-    decoded = [text.token_bytes.bytes_of(token).decode() for token in (1, 300)]
-    expected = [
-        None,
-        {
-            "300": {"logprob": -300.0, "rank": 3, "decoded_token": decoded[1]},
-            "1": {"logprob": -0.5, "rank": 1, "decoded_token": decoded[0]},
-        },
-    ]
-    answer = complete(client, prompt=[5, 300], extra_body={"prompt_logprobs": 2})
-    assert answer.choices[0].prompt_logprobs == expected
-    assert answer.choices[0].logprobs is None
-    body = {"messages": [{"role": "user", "content": "hello"}], "prompt_logprobs": 0}
-    told = http.post("/v1/chat/completions", json=body).json()
-    assert told["prompt_logprobs"][0] is None
-    assert len(told["prompt_logprobs"]) == told["usage"]["prompt_tokens"]
-    assert all(len(each) == 1 for each in told["prompt_logprobs"][1:])
-
-
 def test_logprobs_in_the_old_form(client, generator):
     generator.script.answer = "the fox 🚀 jumps"
     whole = complete(client, logprobs=2).choices[0]

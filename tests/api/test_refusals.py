@@ -144,10 +144,9 @@ def test_bad_chat_fields_are_named(http, fields, param):
         ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
         ({"use_beam_search": True, "best_of": 9}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1, "stream": True}, "stream"),
+        ({"echo": True, "logprobs": 1}, "echo"),
         ({"logprobs": 21}, "top_logprobs"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs"),
-        ({"prompt_logprobs": 1, "stream": True}, "stream"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 def test_bad_completion_fields_are_named(http, fields, param):

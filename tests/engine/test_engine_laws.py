@@ -26,7 +26,6 @@ from tests.engine.tiny import (
     Bench,
     Shape,
     naive_answer,
-    naive_prompt_scores,
     tiny_decoder,
     tiny_spec,
 )
@@ -81,7 +80,6 @@ def samplings(draw) -> SamplingParameters:
         min_tokens=draw(st.integers(0, min(3, max_tokens))),
         stop_token_ids=draw(st.sampled_from([(), tuple(range(0, VOCABULARY, 9))])),
         top_logprobs=draw(st.sampled_from([None, 0, 3])),
-        prompt_logprobs=draw(st.sampled_from([None, None, 0, 3])),
         allowed_token_ids=() if plain else draw(st.sampled_from([(), (5, 6, 7, 9, 11, 12)])),
         bad_words=() if plain else draw(st.sampled_from([(), ((6,), (7, 9), (5, 9), (9, 5, 11))])),
         grammar=draw(st.sampled_from(["", "", "2", "7"])),
@@ -169,13 +167,6 @@ def test_company_changes_no_token(arithmetic):
                 same_scores(
                     arithmetic, bench.logprobs.get(request_id, []), alone.scores[: len(got)]
                 )
-            if request.sampling.prompt_logprobs is not None:
-                ours = bench.prompt_logprobs.get(request_id, [])
-                expected = naive_prompt_scores(decoder, arithmetic, request)
-                cut_short = request_id in aborted and not got
-                same_scores(arithmetic, ours, expected[: len(ours)] if cut_short else expected)
-            else:
-                assert request_id not in bench.prompt_logprobs
 
     law()
 
@@ -217,7 +208,6 @@ def test_parallel_answers_compute_their_prompt_once():
         {"allowed_token_ids": (3,), "bad_words": ((3,), (3, 3))},
         {"bad_words": tuple((token,) for token in range(VOCABULARY))},
         {"top_logprobs": TOP_LOGPROBS_LIMIT},
-        {"prompt_logprobs": TOP_LOGPROBS_LIMIT},
     ],
     ids=str,
 )

@@ -190,7 +190,6 @@ class Bench:
         self.landing: deque = deque()
         self.answers: dict[str, list[int]] = {}
         self.logprobs: dict[str, list] = {}
-        self.prompt_logprobs: dict[str, list] = {}
         self.finished: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.prefill_tokens = self.steps = 0
@@ -209,11 +208,6 @@ class Bench:
         self.machine.audit()
 
     def _take(self, effect: EmitTokens) -> None:
-        for scores in effect.prompt_logprobs:
-            assert scores.request_id not in self.answers
-            known = self.prompt_logprobs.setdefault(scores.request_id, [])
-            assert scores.first_token == len(known) + 1
-            known += scores.logprobs
         for index, request_id in enumerate(effect.request_ids):
             self.answers.setdefault(request_id, []).append(effect.tokens[index])
             if effect.logprobs and effect.logprobs[index]:
@@ -244,59 +238,31 @@ class NaiveAnswer:
     scores: list[TokenLogprobs]
 
 
-def naive_prompt_scores(
-    decoder: Decoder, arithmetic: Arithmetic, request: Request
-) -> list[TokenLogprobs]:
-    """Of each prompt token but the first, from all that stands before it, anew."""
-    prompt, top_count = request.prompt_tokens, request.sampling.prompt_logprobs
-    layers = _adapter_layers(decoder, request)
-    return [
-        arithmetic.kernels.token_logprobs(
-            _naive_logits(decoder, arithmetic, prompt[:place], layers)[None],
-            torch.tensor([prompt[place]]),
-            top_count,
-        )
-        for place in range(1, len(prompt))
-    ]
-
-
-def _naive_logits(
-    decoder: Decoder, arithmetic: Arithmetic, tokens: Sequence[int], layers: tuple = ()
-) -> torch.Tensor:
-    """Behind the last of these tokens, with the adapter of these `layers` if it has any."""
-    count = len(tokens)
-    everywhere = adapter_rows(np.zeros(count, np.int32), 1)
-    kv = poisoned_store(decoder, 1, arithmetic.dtype, CONTEXT_TOKENS)
-    batch = TokenBatch(
-        torch.tensor(tokens),
-        torch.arange(count),
-        torch.arange(count),
-        AttentionBatch(
-            torch.tensor([0, count], dtype=torch.int32),
-            torch.tensor([count], dtype=torch.int32),
-            torch.zeros((1, 1), dtype=torch.int32),
-        ),
-        adapted=AdaptedTokens(layers, everywhere, everywhere) if layers else None,
-    )
-    return decoder.logits(decoder.forward(batch, kv)[-1:])[0]
-
-
-def _adapter_layers(decoder: Decoder, request: Request) -> tuple:
-    if request.adapter is None:
-        return ()
-    adapter = load_adapter(decoder.spec, request.adapter, decoder.kernels, CPU)
-    return join_adapters([adapter], decoder.kernels)
-
-
 def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> NaiveAnswer:
     """Each token from the whole sequence anew: no cache, no batch, no chunks, no slots."""
     sampling = request.sampling
-    layers = _adapter_layers(decoder, request)
+    layers = ()
+    if request.adapter is not None:
+        adapter = load_adapter(decoder.spec, request.adapter, decoder.kernels, CPU)
+        layers = join_adapters([adapter], decoder.kernels)
     scores = []
     tokens = list(request.prompt_tokens)
     while len(tokens) < min(len(request.prompt_tokens) + sampling.max_tokens, CONTEXT_TOKENS):
+        kv = poisoned_store(decoder, 1, arithmetic.dtype, CONTEXT_TOKENS)
         count = len(tokens)
-        logits = _naive_logits(decoder, arithmetic, tokens, layers)
+        everywhere = adapter_rows(np.zeros(count, np.int32), 1)
+        batch = TokenBatch(
+            torch.tensor(tokens),
+            torch.arange(count),
+            torch.arange(count),
+            AttentionBatch(
+                torch.tensor([0, count], dtype=torch.int32),
+                torch.tensor([count], dtype=torch.int32),
+                torch.zeros((1, 1), dtype=torch.int32),
+            ),
+            adapted=AdaptedTokens(layers, everywhere, everywhere) if layers else None,
+        )
+        logits = decoder.logits(decoder.forward(batch, kv)[-1:])[0]
         token = _naive_draw(logits, tokens, request, arithmetic.kernels)
         tokens.append(token)
         scores.append(

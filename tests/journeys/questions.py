@@ -64,23 +64,6 @@ def _streamed(client: openai.OpenAI, text: str, **options) -> Answer:
     return Answer(("".join(texts),), (reason,), usage.prompt_tokens, usage.completion_tokens)
 
 
-def _scored(client: openai.OpenAI, prompt: str, **options) -> Answer:
-    """With the log-probabilities of the prompt, as lm-eval asks for them."""
-    answer = client.completions.create(
-        model="tandem-mini", prompt=prompt, echo=True, logprobs=1, **options
-    )
-    (choice,) = answer.choices
-    first, *rest = choice.logprobs.token_logprobs
-    assert first is None
-    return Answer(
-        (choice.text,),
-        (choice.finish_reason,),
-        answer.usage.prompt_tokens,
-        answer.usage.completion_tokens,
-        tuple(rest),
-    )
-
-
 def _completed(client: openai.OpenAI, text: str, **options) -> Answer:
     answer = client.completions.create(model="tandem-mini", prompt=text, **options)
     return Answer(
@@ -135,7 +118,6 @@ QUESTIONS = {
         client, LONG, n=2, best_of=4, seed=12, max_tokens=24, temperature=1, extra_body=FILTERS
     ),
     "completion": lambda client: _completed(client, "Once " * 90, temperature=0, **LONG_ANSWER),
-    "echo with logprobs": lambda client: _scored(client, LONG, temperature=0, max_tokens=1),
     "two of a schema": lambda client: _chat(
         client, LONG, n=2, temperature=1, seed=6, logprobs=True, frequency_penalty=0.5,
         max_tokens=60, response_format=FORMAT,

@@ -13,7 +13,6 @@ from tandem.api.clock_and_entropy import fresh_id, fresh_short_id
 from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
-from tandem.api.prompt_logprobs import PromptTranscript, wanted_scores
 from tandem.api.prompts import (
     Tokens,
     chat_follow_up,
@@ -57,7 +56,6 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
     def spec_of(body: ChatBody) -> GenerationSpec:
         check_choices(body, 1, context)
         check_scaling(body, 1, context)
-        scores = wanted_scores(body)
         tools = tool_use(body, context.text)
         longest_tokens, top_logprobs = _limits(body)
         context_tokens = context.generator.card.context_tokens
@@ -73,12 +71,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             # What was read is not kept beside the prompt while the answer is written.
             body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
             names = ids_json if body.return_tokens_as_token_ids else token_json
-            return [prompt], lambda call: ChatWriter(
-                call,
-                names,
-                PromptTranscript(prompt, scores, context.text.token_bytes, by_id=False),
-                with_logprobs=bool(body.logprobs),
-            )
+            return [prompt], lambda call: ChatWriter(call, names, with_logprobs=bool(body.logprobs))
 
         return GenerationSpec(
             "chatcmpl-",
@@ -87,7 +80,6 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             named_tokens=longest_tokens,
             top_logprobs=top_logprobs,
             choices=sequences_of(body),
-            scores=scores,
             tool_format=context.text.tool_format if tools.offered else None,
             text_parameters=tools.text_parameters,
             calls=tools.calls_in_answer(body, context.text),
@@ -116,11 +108,8 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
 class ChatWriter:
     """Writes deltas and answers in the chat form."""
 
-    def __init__(
-        self, call: Call, token_json: TokenJson, scores: PromptTranscript, *, with_logprobs: bool
-    ) -> None:
+    def __init__(self, call: Call, token_json: TokenJson, *, with_logprobs: bool) -> None:
         self._call = call
-        self._scores = scores
         self._head = call.head_fields
         self._token_json = token_json
         self._with_logprobs = with_logprobs
@@ -162,9 +151,6 @@ class ChatWriter:
     def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
         return chat_items(delta.shown, self._token_json) if self._with_logprobs else ()
 
-    def add_prompt_logprobs(self, delta: ChoiceDelta) -> int:
-        return self._scores.add(delta.prompt_logprobs)
-
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         choice = ChatChoice(
             index=transcript.index,
@@ -192,8 +178,7 @@ class ChatWriter:
             prompt_token_ids=call.token_ids(call.prompts[0]),
             scaling=scaling,
         )
-        head, tail = split_at_choices(answer)
-        return head, b"".join(self._scores.with_field([tail]))
+        return split_at_choices(answer)
 
     def _delta(self, delta: ChoiceDelta, is_first: bool) -> ChatDelta:
         result = ChatDelta()

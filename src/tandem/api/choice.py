@@ -44,9 +44,7 @@ TOOL_CHARS = 64
 class Presentation:
     """How tokens are shown to this client. `tool_format` is None when no tools are on offer;
     `calls` says which calls are well-formed because of the answer's grammar, `text_parameters`
-    which of their arguments are texts, and `reasoning` how the answer begins. `shows_stop_token`:
-    the token that ends the answer has its place among the log-probabilities, as lm-eval expects
-    it behind an echoed prompt."""
+    which of their arguments are texts, and `reasoning` how the answer begins."""
 
     stops: AhoCorasick = NO_STOPS
     include_stop: bool = False
@@ -57,7 +55,6 @@ class Presentation:
     reasoning: ReasoningStart = ReasoningStart.NONE
     min_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()
-    shows_stop_token: bool = False
 
     @property
     def endings(self) -> Endings:
@@ -82,7 +79,7 @@ class ChoiceDelta:
     `tokens` are all that were generated, `shown` those that are part of the text, with their
     logprobs; `reasoning_tokens` are those of the former that were reasoning, with its tags, as far
     as that is known. So many `held_chars` of all its text are not told yet, because a tool call may
-    come of them. `cached_tokens` belongs to the prompt, and so do `prompt_logprobs`, the next ones.
+    come of them. `cached_tokens` belongs to the prompt.
     """
 
     choice: int
@@ -96,7 +93,6 @@ class ChoiceDelta:
     cached_tokens: int = 0
     held_chars: int = 0
     reasoning_tokens: int | None = None
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 class ChoiceReader:
@@ -155,10 +151,7 @@ class ChoiceReader:
             delta.tokens = output.tokens[:read_tokens]
             delta.finish_reason, delta.stop_reason = "stop", self._matcher.matched
         if output.logprobs:
-            whole = self._presentation.shows_stop_token and self._matcher.matched is None
-            listed = output.tokens if whole else visible[:read_tokens]
-            delta.shown = list(zip(listed, output.logprobs, strict=False))
-        delta.prompt_logprobs = output.prompt_logprobs
+            delta.shown = list(zip(visible[:read_tokens], output.logprobs, strict=False))
         self._complete(delta)
         return delta
 

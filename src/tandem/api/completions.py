@@ -19,7 +19,6 @@ from tandem.api.logprobs import (
     token_text,
 )
 from tandem.api.openapi import ApiEndpoint
-from tandem.api.prompt_logprobs import PromptTranscript, WantedScores, wanted_scores
 from tandem.api.prompts import (
     Tokens,
     completion_follow_up,
@@ -40,6 +39,7 @@ from tandem.api.whole_response import (
     filled_choice,
     split_at_choices,
 )
+from tandem.facts.errors import InvalidRequest
 from tandem.text.detokenize import TokenBytes
 
 _DEFAULT_MAX_TOKENS = 16
@@ -49,7 +49,7 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
     """The completions endpoint over `context`."""
 
     def spec_of(body: CompletionBody) -> GenerationSpec:
-        scores = wanted_scores(body)
+        _check(body)
         prompt_number = prompt_count(body.prompt)
         check_choices(body, prompt_number, context)
         check_scaling(body, prompt_number, context)
@@ -66,9 +66,7 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             echoes = _echoes(body, prompts, context)
             # What was read is not kept beside the prompts while the answer is written.
             body.prompt, body.stop = "", None
-            return prompts, lambda call: CompletionWriter(
-                call, context.text.token_bytes, echoes, scores
-            )
+            return prompts, lambda call: CompletionWriter(call, context.text.token_bytes, echoes)
 
         return GenerationSpec(
             "cmpl-",
@@ -77,7 +75,6 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             named_tokens=max_tokens,
             top_logprobs=body.logprobs,
             choices=prompt_number * sequences_of(body),
-            scores=scores,
             follow_up=follow_up,
         )
 
@@ -102,22 +99,12 @@ class CompletionWriter:
     """Writes deltas and answers in the completions form. `echoes` open the text of each prompt's
     choices."""
 
-    def __init__(
-        self,
-        call: Call,
-        token_bytes: TokenBytes,
-        echoes: Sequence[str],
-        scores: WantedScores,
-    ) -> None:
+    def __init__(self, call: Call, token_bytes: TokenBytes, echoes: Sequence[str]) -> None:
         self._call = call
         self._head = call.head_fields
         self._token_bytes = token_bytes
         self._echoes = echoes
         self._names_by_id = bool(call.body.return_tokens_as_token_ids)
-        by_id = self._names_by_id
-        self._scores = [
-            PromptTranscript(prompt, scores, token_bytes, by_id=by_id) for prompt in call.prompts
-        ]
         self._begun: set[int] = set()
         self._offset_chars = [len(self._echo_of(choice)) for choice in range(len(call.lookups))]
         # As JSON, once for all choices of a prompt; of the echoes without quotes.
@@ -163,10 +150,6 @@ class CompletionWriter:
         by_id = self._names_by_id
         return completion_items(delta.shown, self._token_bytes, begin_chars, by_id=by_id)
 
-    def add_prompt_logprobs(self, delta: ChoiceDelta) -> int:
-        prompt = self._call.prompt_number(delta.choice)
-        return self._scores[prompt].add(delta.prompt_logprobs)
-
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         call, prompt = self._call, self._call.prompt_number(transcript.choice)
         choice = CompletionChoice(
@@ -178,15 +161,13 @@ class CompletionWriter:
             token_ids=call.token_ids(transcript.tokens),
         )
         text = [self._echo_json(prompt), *transcript.text.pieces()]
-        logprobs = None
-        if transcript.has_logprobs:
-            logprobs = self._scores[prompt].before(transcript.logprobs)
+        logprobs = transcript.logprobs if transcript.has_logprobs else None
         pieces = filled_choice(choice, {b"text": text}, logprobs)
         if call.returns_token_ids:
             # The last field of a choice.
             pieces[-1] = pieces[-1][:-1]
             pieces += [b',"prompt_token_ids":', self._prompt_json(prompt), b"}"]
-        return self._scores[prompt].with_field(pieces)
+        return pieces
 
     def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
         answer = CompletionAnswer(**self._head, choices=[], usage=usage, scaling=scaling)
@@ -207,6 +188,11 @@ class CompletionWriter:
         for token, _ in shown:
             self._offset_chars[index] += len(token_text(token, self._token_bytes))
         return begin_chars
+
+
+def _check(body: CompletionBody) -> None:
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("echo", "cannot be combined with logprobs: prompts have none here")
 
 
 def _echoes(body: CompletionBody, prompts: Sequence[Tokens], context: AppContext) -> list[str]:

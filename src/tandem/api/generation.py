@@ -24,7 +24,6 @@ from tandem.api.choice_deltas import choice_deltas, merged
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.degradation import Degradation
 from tandem.api.gang import Gang, GangResult
-from tandem.api.prompt_logprobs import NO_SCORES, WantedScores
 from tandem.api.prompts import Tokens
 from tandem.api.ranking import Ranking
 from tandem.api.request_body import read_body
@@ -149,10 +148,6 @@ class ResponseWriter(Protocol):
         """What the delta adds to each of `logprobs_lists`, as JSON without brackets."""
         ...
 
-    def add_prompt_logprobs(self, delta: ChoiceDelta) -> int:
-        """Keep those of the delta. Gives how many bytes more are kept, about."""
-        ...
-
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         """A choice of an answer that does not stream, in pieces."""
         ...
@@ -168,8 +163,7 @@ class GenerationSpec:
 
     `read` gives the prompts as token ids, and makes the writer of the call. An answer has at most
     `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
-    alternatives to each token, None without log-probabilities, `scores` the same of the prompt's;
-    `choices` those of all prompts.
+    alternatives to each token, None without log-probabilities; `choices` those of all prompts.
     `follow_up` makes the prompts that go on from answers, for calls that need some; `tool_grammar`
     what an answer must be because of its tools, and `calls` which calls that makes well-formed;
     `text_parameters` are those of tools that are texts, and `reasoning_start` says how the answer
@@ -182,7 +176,6 @@ class GenerationSpec:
     named_tokens: int | None
     top_logprobs: int | None
     choices: int
-    scores: WantedScores = NO_SCORES
     tool_format: ToolFormat | None = None
     calls: CallsInAnswer = CallsInAnswer.UNCERTAIN
     text_parameters: frozenset[Parameter] = frozenset()
@@ -206,7 +199,6 @@ async def create_answer(
         adapter = context.adapter_of(body.model)
         spec = spec_of(body)
         sampling = sampling_parameters(body, spec.max_tokens, spec.top_logprobs, context.text, card)
-        sampling = replace(sampling, prompt_logprobs=spec.scores.alternatives)
         scaling = scaling_of(
             body,
             context,
@@ -256,7 +248,6 @@ async def create_answer(
         reasoning=reasoning,
         min_tokens=sampling.min_tokens,
         end_token_ids=frozenset(card.end_token_ids),
-        shows_stop_token=spec.scores.echoed is not None,
     )
     # The tokens of a gang are not: some depend on which sample ends first. A beam search draws
     # others than these requests ask for.
@@ -385,8 +376,6 @@ async def _whole_answer(
         async for delta in deltas:
             meter.count_delta(delta)
             ranking.add_delta(delta)
-            if delta.prompt_logprobs:
-                held.grow(writer.add_prompt_logprobs(delta))
             logprobs = writer.logprobs_items(delta) if delta.shown else ()
             held.grow(transcripts[delta.choice].add_delta(delta, logprobs))
     frame = writer.answer_frame(meter.usage())
@@ -507,7 +496,6 @@ async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[Choice
                 context.generator.tools_called(call.caller, tools)
             yield delta
             values += len(delta.tokens) + len(delta.shown) * (1 + alternatives)
-            values += sum(1 + len(each.top) for each in delta.prompt_logprobs)
             if values > _TURN_VALUES:
                 values = 0
                 await asyncio.sleep(0)

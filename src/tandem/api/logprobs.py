@@ -33,12 +33,12 @@ def completion_logprobs(
     for token, chosen in shown:
         name = token_name(token, token_bytes, by_id=by_id)
         result.tokens.append(name)
-        result.token_logprobs.append(finite(chosen.logprob))
+        result.token_logprobs.append(_finite(chosen.logprob))
         alternatives = {
-            token_name(t, token_bytes, by_id=by_id): finite(value) for t, value in chosen.top
+            token_name(t, token_bytes, by_id=by_id): _finite(value) for t, value in chosen.top
         }
         # The chosen token is always listed, likely or not.
-        result.top_logprobs.append(alternatives | {name: finite(chosen.logprob)})
+        result.top_logprobs.append(alternatives | {name: _finite(chosen.logprob)})
         result.text_offset.append(offset_chars)
         offset_chars += len(token_text(token, token_bytes))
     return result
@@ -115,6 +115,5 @@ def _items(values: Sequence[object]) -> bytes:
     return _encoder.encode(values)[1:-1]
 
 
-def finite(logprob: float) -> float:
-    """JSON knows no infinity."""
+def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)

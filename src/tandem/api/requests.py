@@ -352,13 +352,6 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: Annotated[bool | None, _means("Adds the token ids of prompt and answer.")] = (
         None
     )
-    prompt_logprobs: Annotated[
-        NonNegative | None,
-        _means(
-            "Adds the log-probability of each token of the prompt, and so many alternatives to it, "
-            "up to 20. Not with stream."
-        ),
-    ] = None
     return_tokens_as_token_ids: Annotated[
         bool | None, _means('Log-probabilities name tokens as "token_id:123", not by their text.')
     ] = None
@@ -376,8 +369,7 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
         Count | None, _means("Longest answer. Default: 16; what the context has left bounds it.")
     ] = None
     echo: Annotated[
-        bool | None,
-        _means("Puts the prompt before the answer, in its logprobs as well, if those are wanted."),
+        bool | None, _means("Puts the prompt before the answer. Not together with logprobs.")
     ] = None
     logprobs: Annotated[
         NonNegative | None,

@@ -254,11 +254,10 @@ def _values_bytes(tokens: int, logprobs: Sequence[TokenLogprobs]) -> int:
 
 def response_key(identity: str | None, request: Request, endings: Endings) -> bytes | None:
     """A digest of all that decides the tokens of an answer, and of whose it is. None where workers
-    of unlike numbers serve (`identity` is None): either could answer; and where log-probabilities
-    of the prompt are wanted, which are not kept."""
-    sampling = request.sampling
-    if identity is None or sampling.prompt_logprobs is not None:
+    of unlike numbers serve (`identity` is None): either could answer."""
+    if identity is None:
         return None
+    sampling = request.sampling
     if sampling.temperature == 0:
         # Greedy answers draw nothing.
         sampling = replace(sampling, seed=0)

@@ -89,25 +89,12 @@ class ChatLogprobs(Struct, kw_only=True):
     content: list[TokenLogprob]
 
 
-class PromptToken(Struct, kw_only=True):
-    """A token that stands at some place of the prompt, or might have."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-# For each token of a prompt, by token id: itself and the likeliest ones. Null for the first.
-PromptTokens = list[dict[str, PromptToken] | None]
-
-
 class CompletionLogprobs(Struct, kw_only=True):
-    """Parallel lists, one place a token; offsets count characters of the choice's text. Where the
-    prompt is echoed, its first token has no log-probability."""
+    """Parallel lists, one place a token; offsets count characters of the choice's text."""
 
     tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
     text_offset: list[int]
 
 
@@ -150,7 +137,6 @@ class ChatAnswer(Struct, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
     scaling: ScalingReport | UnsetType = UNSET
-    prompt_logprobs: PromptTokens | UnsetType = UNSET
 
 
 class FunctionCallDelta(Struct, kw_only=True):
@@ -205,7 +191,6 @@ class CompletionChoice(Struct, kw_only=True):
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptTokens | UnsetType = UNSET
 
 
 class CompletionAnswer(Struct, kw_only=True):

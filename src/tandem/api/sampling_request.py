@@ -61,22 +61,19 @@ def requests_of(
     sequences: int,
     adapter: Adapter | None = None,
 ) -> list[Request]:
-    """The requests of a call, `sequences` for each prompt, the first of which tells its
-    log-probabilities where those are wanted. Raises `InvalidRequest` for what can
+    """The requests of a call, `sequences` for each prompt. Raises `InvalidRequest` for what can
     never run."""
     attributes = client_values(body, _ATTRIBUTES)
     attributes |= hinted_attributes(body, attributes)
     requests: list[Request] = []
     for prompt in prompts:
         fitting = fitted(sampling, len(prompt), card)
-        others = replace(fitting, prompt_logprobs=None)
         for choice in range(sequences):
-            chosen = others if choice else fitting
             requests.append(
                 Request(
                     request_id=f"{answer_id}-{len(requests)}",
                     prompt_tokens=prompt,
-                    sampling=replace(chosen, seed=fitting.seed_of_choice(choice)),
+                    sampling=replace(fitting, seed=fitting.seed_of_choice(choice)),
                     tenant=tenant,
                     choice=choice,
                     adapter=adapter,

@@ -33,6 +33,7 @@ _REFUSED = frozenset(
         "audio",
         "modalities",
         "prediction",
+        "prompt_logprobs",
         "functions",
         "function_call",
         "web_search_options",

@@ -151,14 +151,6 @@ class JsonList:
             self._chunks += [b",".join(self._items), b","]
             self._items, self._items_bytes = [], 0
 
-    def followed_by(self, other: "JsonList") -> "JsonList":
-        """A list of the items of both, of which this one has some."""
-        joined = JsonList()
-        joined._chunks = [*self.pieces()[1:-1], b","]
-        if other._chunks or other._items:
-            joined._chunks += [*other.pieces()[1:-1], b","]
-        return joined
-
     def pieces(self) -> list[bytes]:
         """The whole list, with its brackets."""
         chunks = [*self._chunks, b",".join(self._items)]

@@ -14,12 +14,6 @@ from torch import Tensor
 from tandem.engine.adapters import AdapterCache, StepAdapters, no_adapter
 from tandem.engine.drafts import Draws, Indices, drawing_rows, wanted_tokens
 from tandem.engine.grammars import GrammarMasks, Grammars, NoGrammars
-from tandem.engine.prompt_scores import (
-    PendingPromptScores,
-    ScoredPlaces,
-    scored_prompt,
-    unsound_rows,
-)
 from tandem.engine.proposers.contract import Continuations, Proposals, Proposer
 from tandem.engine.sampler import PendingLogprobs, Sampler
 from tandem.engine.slots import PendingSamples, Slots, SlotShape
@@ -31,14 +25,8 @@ from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
 
 
-def token_batch(
-    plan: StepPlan,
-    slots: Slots,
-    adapters: StepAdapters,
-    scored: ScoredPlaces | None = None,
-) -> TokenBatch:
-    """The model's input for a plan whose differences `slots` has taken over. The tokens behind
-    which the prompt is `scored` are wanted, too, after all others."""
+def token_batch(plan: StepPlan, slots: Slots, adapters: StepAdapters) -> TokenBatch:
+    """The model's input for a plan whose differences `slots` has taken over."""
     block_size = slots.shape.block_size
     counts_N = plan.counts
     ends_N = plan.starts + counts_N
@@ -53,8 +41,6 @@ def token_batch(
     blocks_T = slots.block_table[slots_T, positions_T // block_size].astype(np.int64)
     kv_slots_T = blocks_T * block_size + positions_T % block_size
     wanted_W = wanted_tokens(plan, query_start)
-    if scored is not None:
-        wanted_W = np.concatenate((wanted_W, scored.packed))
     used_blocks = -(-int(ends_N.max()) // block_size)
     adapted = None
     if slots.has_adapter[plan.slots].any():
@@ -85,7 +71,7 @@ class LaunchedStep:
     `samples` [N] says which rows draw. Where some check drafts, `counting` are the draws that count
     and `token_counts` how many they are in each row. `silent_sums` are of the hidden states of the
     rows that draw nothing: finite where they came to numbers; None where all draw, or where that is
-    seen elsewhere. `prompt_scores` are of prompt tokens, where some are wanted."""
+    seen elsewhere."""
 
     step_id: int
     samples: BoolArray
@@ -95,13 +81,11 @@ class LaunchedStep:
     counting: Indices | None = None
     token_counts: tuple[int, ...] = ()
     proposals: Proposals = ()
-    prompt_scores: PendingPromptScores | None = None
 
     def result(self) -> StepResult:
         """Wait for the device and bring the tokens home."""
         tokens = () if self.tokens is None else tuple(self.tokens.tolist())
         logprobs = self.logprobs.collect() if self.logprobs else ()
-        prompt_logprobs = self.prompt_scores.collect() if self.prompt_scores else ()
         if self.counting is not None:
             counting = self.counting.tolist()
             tokens = tuple([tokens[place] for place in counting])
@@ -110,13 +94,12 @@ class LaunchedStep:
             self.step_id,
             tokens,
             logprobs,
-            tuple(sorted({*self._failed_rows(tokens), *unsound_rows(prompt_logprobs)})),
+            self._failed_rows(tokens),
             self.token_counts,
             self.proposals,
-            prompt_logprobs,
         )
 
-    def _failed_rows(self, tokens: tuple[int, ...]) -> list[int]:
+    def _failed_rows(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         failed: list[int] = []
         if NO_TOKEN in tokens:
             rows = np.flatnonzero(self.samples)
@@ -126,7 +109,7 @@ class LaunchedStep:
         if self.silent_sums is not None:
             sound = np.isfinite(self.silent_sums.tolist())
             failed += np.flatnonzero(~self.samples)[~sound].tolist()
-        return failed
+        return tuple(sorted(failed))
 
 
 class Engine:
@@ -196,16 +179,10 @@ class Engine:
             self._masks.drafts_placed(draws)
             if self._proposer:
                 self._proposer.sequences_placed(plan.placements)
-        scored = ScoredPlaces.of(plan, self.slots)
-        hidden_WC = self._forward(token_batch(plan, self.slots, self._adapters, scored))
+        hidden_WC = self._forward(token_batch(plan, self.slots, self._adapters))
         if not self.draws:
             self._pending_samples.step_launched(plan, draws)
             return LaunchedStep(plan.step_id, plan.samples)
-        prompt_scores = None
-        if scored is not None:
-            others = len(hidden_WC) - len(scored.packed)
-            hidden_WC, hidden_PC = hidden_WC[:others], hidden_WC[others:]
-            prompt_scores = scored_prompt(self.decoder, self.slots, scored, hidden_PC)
         # A row that draws is seen by its draw: a hidden state that is not finite leaves no logit
         # that is. Of the others the sum is finite only if all its terms are.
         hidden_RC, silent_sums = hidden_WC, None
@@ -215,23 +192,11 @@ class Engine:
             silent_sums = self._rows(hidden_WC, ~drawing).sum(dim=1, dtype=wide)
             hidden_RC = self._rows(hidden_WC, drawing)
         if not len(draws.slots):
-            return LaunchedStep(
-                plan.step_id,
-                plan.samples,
-                silent_sums=silent_sums,
-                prompt_scores=prompt_scores,
-            )
+            return LaunchedStep(plan.step_id, plan.samples, silent_sums=silent_sums)
         logits_RV = self.decoder.logits(hidden_RC)
         tokens_R, logprobs = self._sampler.draw(logits_RV, draws.slots, draws.positions)
         self._remember(draws.slots, draws.positions, tokens_R)
-        step = LaunchedStep(
-            plan.step_id,
-            plan.samples,
-            tokens_R,
-            logprobs,
-            silent_sums,
-            prompt_scores=prompt_scores,
-        )
+        step = LaunchedStep(plan.step_id, plan.samples, tokens_R, logprobs, silent_sums)
         if not (len(plan.draft_counts) or len(plan.proposals)):
             self._masks.tokens_drawn(draws.slots, tokens_R)
             return step

@@ -61,8 +61,6 @@ class Slots:
         self.wants_logprobs = np.zeros(slots, np.bool_)
         self.has_adapter = np.zeros(slots, np.bool_)
         self.adapters: list[Adapter | None] = [None] * slots
-        self.wants_prompt_logprobs = np.zeros(slots, np.bool_)
-        self.scored_tokens = np.ones(slots, np.int64)
 
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's differences: placements, then their block tables; and its drafts,
@@ -103,8 +101,6 @@ class Slots:
         self.wants_logprobs[slot] = sampling.top_logprobs is not None
         self.has_adapter[slot] = placement.adapter is not None
         self.adapters[slot] = placement.adapter
-        self.wants_prompt_logprobs[slot] = sampling.prompt_logprobs is not None
-        self.scored_tokens[slot] = placement.scored_tokens
         self.adjusts_logits[slot] = sampling.adjusts_logits
         self.bans[slot] = Bans.of(sampling, self.device) if sampling.adjusts_logits else None
 

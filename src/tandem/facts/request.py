@@ -37,9 +37,7 @@ class Request:
     counts to that quota; `cache_salt` is the client's own way to part its prefixes. `account` is
     whose share of waiting places and turns it takes: the tenant, or the API key that belongs to
     none. `session` is the key of the session that it belongs to. Several answers to one prompt are
-    several requests whose seeds differ: this is number `choice` of them. Where log-probabilities
-    of the prompt are wanted, those of its first `scored_tokens` were given elsewhere; the very
-    first token has none. `deadline_s` is within
+    several requests whose seeds differ: this is number `choice` of them. `deadline_s` is within
     what time the whole answer is wanted (0: no deadline); for a worker, within what time from now
     the next thing is due that its client waits for. With an `adapter` it is answered by the model
     that this makes of the base (None: by the base itself).
@@ -70,22 +68,12 @@ class Request:
     choice: int = 0
     session: SessionKey = b""
     adapter: Adapter | None = None
-    scored_tokens: int = 1
 
     @property
     def salt(self) -> Salt:
         """Of the root of its blocks."""
         adapter = self.adapter.digest if self.adapter is not None else ""
         return salt_of(self.tenant, self.cache_salt, adapter)
-
-
-def reusable_prompt_tokens(request: Request, scored_tokens: int) -> int | None:
-    """KV of so many tokens may be had from elsewhere without losing a log-probability that is
-    wanted, once those of the first `scored_tokens` prompt tokens are known; None: of all. What
-    comes before a token gives its log-probability, so the last that has one is computed again."""
-    if request.sampling.prompt_logprobs is None or scored_tokens >= len(request.prompt_tokens):
-        return None
-    return scored_tokens - 1
 
 
 def sooner(one_s: float, other_s: float) -> float:
@@ -126,10 +114,8 @@ class CascadeAnswer:
 class TokenOutput:
     """What one sequence got since the last output.
 
-    `prompt_logprobs` are the next ones of the prompt, from its second token on, where they are
-    wanted; all of them come before the first token. `logprobs` is parallel to
-    `tokens`, or empty when none were asked for. A token that stops the sequence (end-of-sequence or
-    stop token) is the last of `tokens`, with `stopped_by_token` set:
+    `logprobs` is parallel to `tokens`, or empty when none were asked for. A token that stops the
+    sequence (end-of-sequence or stop token) is the last of `tokens`, with `stopped_by_token` set:
     it counts as generated but is not part of the text. `cached_tokens` counts the prompt tokens
     whose KV was found in the prefix cache. `degraded` says what of the request was cut so that it
     could be admitted, as "max_tokens=256". `cascade` is None where one model answers everything.
@@ -142,4 +128,3 @@ class TokenOutput:
     cached_tokens: int = 0
     degraded: str = ""
     cascade: CascadeAnswer | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -21,9 +21,7 @@ BoolArray = NDArray[np.bool_]
 
 class Placement(Struct, frozen=True):
     """A sequence takes a slot: all its tokens known so far (unsigned 32-bit), the first
-    `prompt_tokens` of which are the client's; and the adapter that computes it, if one does. The
-    log-probabilities of the first `scored_tokens` of those are wanted no more, if ever: those of
-    the others are, where the sampling parameters say so."""
+    `prompt_tokens` of which are the client's; and the adapter that computes it, if one does."""
 
     slot: int
     request_id: str
@@ -31,13 +29,8 @@ class Placement(Struct, frozen=True):
     prompt_tokens: int
     sampling: SamplingParameters
     adapter: Adapter | None = None
-    scored_tokens: int = 1
 
 
-# Prompt tokens of which a step tells the log-probabilities: what it brings stays small.
-MOST_STEP_SCORES = 512
-# Their rows of logits that are in memory at a time: all of a prompt would fill it.
-PROMPT_SCORE_ROWS = 64
 # Drafts of one sequence: what is gained beyond is little, and each asks for room.
 MOST_DRAFT_TOKENS = 16
 # Of a step without drafts.
@@ -88,8 +81,6 @@ class StepResult(Struct, frozen=True):
     or empty when no row asked. `proposals` are drafts to go on with, for each sampling row; empty
     where there are none, and never to be trusted. Nothing that `failed_rows` (of all rows of the
     plan) computed may be used, neither KV nor token: the model's numbers were not finite there.
-    `prompt_logprobs` has, for each of all rows, those of the prompt tokens behind its tokens, in
-    their order, without what was not wanted; empty when no row has any.
     """
 
     step_id: int
@@ -98,4 +89,3 @@ class StepResult(Struct, frozen=True):
     failed_rows: tuple[int, ...] = ()
     token_counts: tuple[int, ...] = ()
     proposals: tuple[tuple[int, ...], ...] = ()
-    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()

@@ -226,9 +226,6 @@ class Cascade:
     ) -> Escalation | None:
         """Fills `held` with an answer that counts (None), or gives the reason why the large model
         is to answer. Either way the request runs no more in the small one."""
-        if request.sampling.prompt_logprobs is not None:
-            # What a prompt is worth to the model that is served, only that one can tell.
-            return Escalation.UNFIT
         try:
             async with aclosing(self._small.generate(_scored(request), caller)) as outputs:
                 escalation = await self._read(outputs, caller, held)

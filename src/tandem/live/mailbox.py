@@ -6,7 +6,6 @@ no more.
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final
 
 from tandem.facts.errors import Overloaded, TandemError
@@ -36,7 +35,6 @@ class Mailbox:
         self._arrived = asyncio.Event()
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: list[TokenLogprobs] = []
         self._reason: FinishReason | None = None
         self._stopped_by_token = False
         self._cached_tokens = 0
@@ -65,14 +63,6 @@ class Mailbox:
         self._count(values)
         self._arrived.set()
 
-    def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """The next ones of its prompt."""
-        if self._given_up:
-            return
-        self._prompt_logprobs += logprobs
-        self._count(_values_of(logprobs))
-        self._arrived.set()
-
     def end(self, reason: FinishReason) -> None:
         """End the request without one more token, unless its last one is already here."""
         if self._reason is None and self._error is None:
@@ -93,18 +83,16 @@ class Mailbox:
         """Throw away what waits here, and all that follows."""
         self._given_up = True
         self._error = error
-        self._tokens, self._logprobs, self._prompt_logprobs = [], [], []
+        self._tokens, self._logprobs = [], []
         self._count(-self.waiting_values)
         self._arrived.set()
 
     async def next_output(self) -> TokenOutput:
         """The tokens since the last call, at least one unless the request was ended without; the
-        rest next time if they are very many. Log-probabilities of the prompt come by themselves.
+        rest next time if they are very many.
         Raises what `fail` was given."""
         await self._arrived.wait()
         self._arrived.clear()
-        if self._prompt_logprobs:
-            return self._scores()
         if self._error and not self._tokens:
             raise self._error
         if self.waiting_values > MOST_TAKEN_VALUES and len(self._tokens) > 1:
@@ -128,16 +116,6 @@ class Mailbox:
         """Nobody reads any more."""
         self._count(-self.waiting_values)
 
-    def _scores(self) -> TokenOutput:
-        values_of_one = 1 + len(self._prompt_logprobs[0].top)
-        count = max(1, MOST_TAKEN_VALUES // values_of_one)
-        logprobs = tuple(self._prompt_logprobs[:count])
-        del self._prompt_logprobs[:count]
-        self._count(-_values_of(logprobs))
-        if self._prompt_logprobs or self._tokens or self._error or self._reason is not None:
-            self._arrived.set()
-        return TokenOutput((), degraded=self._degraded, prompt_logprobs=logprobs)
-
     def _part(self) -> TokenOutput:
         values_per_token = -(-self.waiting_values // len(self._tokens))
         # One stays, to carry the reason to end.
@@ -145,7 +123,7 @@ class Mailbox:
         tokens, logprobs = tuple(self._tokens[:count]), tuple(self._logprobs[:count])
         del self._tokens[:count]
         del self._logprobs[:count]
-        self._count(-count - _values_of(logprobs))
+        self._count(-count - sum(1 + len(each.top) for each in logprobs))
         self._arrived.set()
         return TokenOutput(
             tokens, logprobs, cached_tokens=self._cached_tokens, degraded=self._degraded
@@ -154,10 +132,6 @@ class Mailbox:
     def _count(self, values: int) -> None:
         self.waiting_values += values
         self._backlog.values += values
-
-
-def _values_of(logprobs: Sequence[TokenLogprobs]) -> int:
-    return sum(1 + len(each.top) for each in logprobs)
 
 
 class Mailboxes:
@@ -194,9 +168,6 @@ class Mailboxes:
 
     def deliver(self, effect: EmitTokens) -> None:
         """Each token to its reader; tokens of readers who left are dropped."""
-        for scores in effect.prompt_logprobs:
-            if mailbox := self._open.get(scores.request_id):
-                mailbox.add_prompt_logprobs(scores.logprobs)
         for index, request_id in enumerate(effect.request_ids):
             if mailbox := self._open.get(request_id):
                 mailbox.add_output(effect, index)

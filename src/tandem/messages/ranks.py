@@ -87,7 +87,6 @@ class EncodedPlacement(Struct, array_like=True, forbid_unknown_fields=True):
     prompt_tokens: int
     sampling: SamplingParameters
     adapter: Adapter | None
-    scored_tokens: int
 
 
 class EncodedStep(Struct, array_like=True, forbid_unknown_fields=True):
@@ -147,7 +146,6 @@ def _encode_placement(placement: Placement) -> EncodedPlacement:
         placement.prompt_tokens,
         placement.sampling,
         placement.adapter,
-        placement.scored_tokens,
     )
 
 
@@ -159,7 +157,6 @@ def _decode_placement(encoded: EncodedPlacement) -> Placement:
         encoded.prompt_tokens,
         encoded.sampling,
         encoded.adapter,
-        encoded.scored_tokens,
     )
 
 

@@ -138,32 +138,11 @@ class RunStep(Struct, frozen=True):
     plan: StepPlan
 
 
-class PromptLogprobs(Struct, frozen=True):
-    """The next ones of this request's prompt, of its tokens from number `first_token` on. Those
-    before were given already."""
-
-    request_id: str
-    first_token: Count
-    logprobs: tuple[TokenLogprobs, ...]
-
-    @property
-    def end_token(self) -> int:
-        return self.first_token + len(self.logprobs)
-
-    def beyond(self, scored_tokens: int) -> "PromptLogprobs":
-        """Without those of the first `scored_tokens` of the prompt."""
-        if scored_tokens <= self.first_token:
-            return self
-        rest = self.logprobs[scored_tokens - self.first_token :]
-        return PromptLogprobs(self.request_id, scored_tokens, rest)
-
-
 class EmitTokens(Struct, frozen=True):
     """One token for each of these sequences; parallel tuples. A sequence that got several has as
     many rows, one behind the other.
 
     `finish_reasons[i]` is None while the sequence goes on. `logprobs` is empty when nobody asked.
-    `prompt_logprobs` are of any sequences, in these rows or not; they come before the tokens.
     """
 
     request_ids: tuple[str, ...]
@@ -172,7 +151,6 @@ class EmitTokens(Struct, frozen=True):
     stopped_by_token: tuple[bool, ...]
     cached_tokens: tuple[Count, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 class Refuse(Struct, frozen=True):

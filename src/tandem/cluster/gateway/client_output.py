@@ -1,15 +1,13 @@
 """Output for clients: drawn tokens under the clients' request ids, without those of stale
 attempts."""
 
-from collections.abc import Iterable, Iterator
-
 from msgspec import Struct, structs
 
 from tandem.cluster.router.machine import RouterMachine
 from tandem.cluster.router.request_state import Stage
 from tandem.cluster.worker.output import rows_of
 from tandem.messages.router import TokensReported
-from tandem.messages.worker import EmitTokens, PromptLogprobs
+from tandem.messages.worker import EmitTokens
 
 
 class Drawn(Struct, frozen=True):
@@ -33,7 +31,6 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
     request_ids: list[str] = []
     prompts = recomputed_tokens = 0
     ends = False
-    scores = tuple(_scores_for_clients(emission.prompt_logprobs, router))
     cached_tokens: list[int] | None = None
     for row, wire_id in enumerate(emission.request_ids):
         state = state_of(wire_id)
@@ -56,26 +53,13 @@ def for_clients(event: TokensReported, router: RouterMachine) -> Drawn:
             ends = True
         rows.append(row)
         request_ids.append(state.names.request_id)
-    if not rows and not scores:
+    if not rows:
         return Drawn(None, 0, prompts, ends, recomputed_tokens)
     if cached_tokens and (cached := tuple(cached_tokens)) != emission.cached_tokens:
         emission = structs.replace(emission, cached_tokens=cached)
     if len(rows) < len(emission.request_ids):
-        emission = rows_of(emission, rows, scores)
-    elif emission.prompt_logprobs:
-        emission = structs.replace(emission, prompt_logprobs=scores)
+        emission = rows_of(emission, rows)
     names = tuple(request_ids)
     if names != emission.request_ids:
         emission = structs.replace(emission, request_ids=names)
     return Drawn(emission, len(rows), prompts, ends, recomputed_tokens)
-
-
-def _scores_for_clients(
-    entries: Iterable[PromptLogprobs], router: RouterMachine
-) -> Iterator[PromptLogprobs]:
-    """Those that their clients do not have yet."""
-    for entry in entries:
-        if state := router.state_of(entry.request_id):
-            fresh = entry.beyond(state.scored_tokens)
-            if fresh.logprobs:
-                yield structs.replace(fresh, request_id=state.names.request_id)

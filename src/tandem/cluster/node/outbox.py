@@ -205,21 +205,10 @@ class Outbox:
         return ended
 
     def _emit(self, emission: EmitTokens, repeats: int, effects: Effects) -> None:
-        rows_by_owner = dict(self._by_owner(emission.request_ids))
-        scores_by_owner: Mapping[str, Sequence[int]] = {}
-        if emission.prompt_logprobs:
-            names = [each.request_id for each in emission.prompt_logprobs]
-            scores_by_owner = self._by_owner(names)
-            rows_by_owner = dict.fromkeys(scores_by_owner, ()) | rows_by_owner
+        rows_by_owner = self._by_owner(emission.request_ids)
         for owner, rows in rows_by_owner.items():
-            scores = scores_by_owner.get(owner, ())
             whole = len(rows) == len(emission.request_ids)
-            if whole and len(scores) == len(emission.prompt_logprobs):
-                mine = emission
-            else:
-                mine = rows_of(
-                    emission, rows, tuple([emission.prompt_logprobs[place] for place in scores])
-                )
+            mine = emission if whole else rows_of(emission, rows)
             effects.append(SendToGateway(owner, TokensReported(self.worker, mine, repeats)))
         if emission.finish_reasons.count(None) < len(emission.finish_reasons):
             ends = zip(emission.request_ids, emission.finish_reasons, strict=True)

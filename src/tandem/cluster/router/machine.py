@@ -298,9 +298,6 @@ class RouterMachine:
         go."""
         emission, repeats, ended = event.emission, event.repeats, False
         tokens, reasons = emission.tokens, emission.finish_reasons
-        for each in emission.prompt_logprobs:
-            if scoring := self._by_wire.get(each.request_id):
-                scoring.scored_tokens = max(scoring.scored_tokens, each.end_token)
         for index, wire_id in enumerate(emission.request_ids):
             state = self._by_wire.get(wire_id)
             if state is None:

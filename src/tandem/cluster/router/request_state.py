@@ -12,7 +12,7 @@ from tandem.cluster.router.deaths import Deaths
 from tandem.cluster.router.predictions import Forecast
 from tandem.facts.blocks import Chain
 from tandem.facts.fleet import Tier
-from tandem.facts.request import FinishReason, Request, reusable_prompt_tokens
+from tandem.facts.request import FinishReason, Request
 from tandem.messages.router import RequestSubmitted
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.qos.classes import ServiceClass
@@ -99,10 +99,9 @@ class RequestState:
     their KV is there. KV of the first `pulled_tokens` came from slower tiers. `copy_failed`: a
     migration was begun and has failed. `has_place`: it has one of the bounded places at everybody's
     workers. `deaths` are those of its workers. `measured`: its SLO was predicted to hold, and what
-    comes is held against that; its first token came at `first_token_ns` (-1 until then).
-    `degraded` is what was cut of it, in words. Its client has the log-probabilities of the first
-    `scored_tokens` of its prompt, if it wants any. `forecast` is of when it first went to workers,
-    or until then of when it was let in."""
+    comes is held against that; its first token came at `first_token_ns` (-1 until then). `degraded`
+    is what was cut of it, in words. `forecast` is of when it first went to workers, or
+    until then of when it was let in."""
 
     submission: RequestSubmitted
     view: RequestView
@@ -125,7 +124,6 @@ class RequestState:
     measured: bool = False
     first_token_ns: int = -1
     degraded: str = ""
-    scored_tokens: int = 1
     output: "array[int]" = field(default_factory=lambda: array("I"))
     imports: dict[str, Import] = field(default_factory=dict)
     deaths: Deaths = field(default_factory=Deaths)
@@ -208,11 +206,6 @@ class RequestState:
                 return worker == self.prefill
         return worker == self.prefill or (self.import_sent and worker == self.decode)
 
-    def reusable_chain(self, block_size: int) -> Chain:
-        """The blocks of it that need not be computed where they are found."""
-        tokens = reusable_prompt_tokens(self.submission.request, self.scored_tokens)
-        return self.chain if tokens is None else self.chain[: tokens // block_size]
-
     def takes_token(self, reason: FinishReason | None, first_token: FirstToken) -> bool:
         """Whether a token that was just drawn for it counts: one that the decode worker draws
         again does not, unless the answer ends with it."""
@@ -281,11 +274,6 @@ class RequestState:
         due_ns = self.due_ns
         if due_ns is not None:
             request = replace(request, deadline_s=max(LEAST_LEFT_S, (due_ns - now_ns) / 1e9))
-        if request.sampling.prompt_logprobs is not None:
-            # Whoever computes the prompt first tells them, and it is done when another goes on.
-            tells = worker == self.prefill
-            scored_tokens = self.scored_tokens if tells else len(request.prompt_tokens)
-            request = replace(request, scored_tokens=scored_tokens)
         if not self.output and name == request.request_id:
             return request
         output_tokens = (*request.output_tokens, *self.output)

@@ -31,7 +31,7 @@ from tandem.cluster.worker.waiting import prefill_tokens_of
 from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from tandem.facts.kv import chain_names
-from tandem.facts.request import LONGEST_DEADLINE_S, Request, reusable_prompt_tokens
+from tandem.facts.request import LONGEST_DEADLINE_S, Request
 from tandem.facts.step_totals import DraftTotals, StepTotals
 from tandem.facts.steps import StepResult
 from tandem.messages.router import LoadReported
@@ -248,11 +248,7 @@ class WorkerMachine:
         if request.deadline_s > 0:
             due_ns = now_ns + round(min(request.deadline_s, LONGEST_DEADLINE_S) * 1e9)
         sequence = Sequence(request, rank, root, self.config.context_tokens, due_ns)
-        # All known tokens may come, but for what tells log-probabilities of the prompt.
-        most_tokens = reusable_prompt_tokens(request, sequence.scored_tokens)
-        if most_tokens is None:
-            most_tokens = sequence.known_tokens
-        sequence.import_tokens = min(import_tokens, most_tokens)
+        sequence.import_tokens = min(import_tokens, sequence.known_tokens)
         if self.config.prefix_caching:
             sequence.chain = self._chains.chain(root, request.prompt_tokens)
             chain = sequence.reusable_chain(self.config.block_size)
@@ -380,9 +376,7 @@ class WorkerMachine:
         effects: list[WorkerEffect] = []
         computed: list[Sequence] = []
         failed = {builder.rows[row][0] for row in result.failed_rows}
-        prompt_logprobs = iter(result.prompt_logprobs)
         for sequence, end_tokens, drawn in landed_rows(builder, result):
-            scores = next(prompt_logprobs, ())
             sequence.steps_in_flight -= 1
             if drawn:
                 sequence.unseen -= 1
@@ -397,8 +391,6 @@ class WorkerMachine:
                 reason = NO_ADAPTER if request.adapter is not None else reason
                 effects.append(FailRequest(request.request_id, reason))
                 continue
-            if scores:
-                emission.take_scores(sequence, end_tokens, scores)
             ended = emission.take(sequence, result, drawn)
             # A sequence preempted since has given its blocks away, but its tokens are as good as
             # any: they were drawn from KV that was whole when the step ran.

@@ -9,7 +9,7 @@ from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.facts.request import FinishReason, TokenLogprobs
 from tandem.facts.steps import StepResult
-from tandem.messages.worker import EmitTokens, KvComputed, PromptLogprobs, WorkerEffect
+from tandem.messages.worker import EmitTokens, KvComputed, WorkerEffect
 
 
 def landed_rows(builder: PlanBuilder, result: StepResult) -> Iterator[tuple[Sequence, int, range]]:
@@ -42,7 +42,6 @@ class StepOutput:
         self.reasons: list[FinishReason | None] = []
         self.stopped: list[bool] = []
         self.logprobs: list[TokenLogprobs | None] = []
-        self.prompt_logprobs: list[PromptLogprobs] = []
 
     def take(self, sequence: Sequence, result: StepResult, drawn: range) -> bool:
         """Give the sequence its tokens, up to one that ends it. Whether one does."""
@@ -59,24 +58,9 @@ class StepOutput:
                 return True
         return False
 
-    def take_scores(
-        self, sequence: Sequence, end_tokens: int, logprobs: tuple[TokenLogprobs, ...]
-    ) -> None:
-        """Give the sequence the log-probabilities of prompt tokens that a row up to `end_tokens`
-        told: the last of them is of the token behind the row, if that is one of the prompt."""
-        request = sequence.request
-        end_token = min(end_tokens + 1, len(request.prompt_tokens))
-        first_token = end_token - len(logprobs)
-        assert first_token <= sequence.scored_tokens
-        entry = PromptLogprobs(request.request_id, first_token, logprobs)
-        entry = entry.beyond(sequence.scored_tokens)
-        if entry.logprobs:
-            sequence.scored_tokens = end_token
-            self.prompt_logprobs.append(entry)
-
     def effects(self) -> list[WorkerEffect]:
-        """One `EmitTokens`, or nothing when nothing was taken."""
-        if not (self.sequences or self.prompt_logprobs):
+        """One `EmitTokens`, or nothing when no token was taken."""
+        if not self.sequences:
             return []
         return [
             EmitTokens(
@@ -86,15 +70,12 @@ class StepOutput:
                 stopped_by_token=tuple(self.stopped),
                 cached_tokens=tuple([each.prefix_hit.cached_tokens for each in self.sequences]),
                 logprobs=tuple(self.logprobs),
-                prompt_logprobs=tuple(self.prompt_logprobs),
             )
         ]
 
 
-def rows_of(
-    emission: EmitTokens, rows: Ordered[int], prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-) -> EmitTokens:
-    """Only these rows of it, with these of its `prompt_logprobs`."""
+def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
+    """Only these rows of it."""
     logprobs = emission.logprobs
     return EmitTokens(
         request_ids=tuple(emission.request_ids[row] for row in rows),
@@ -103,7 +84,6 @@ def rows_of(
         stopped_by_token=tuple(emission.stopped_by_token[row] for row in rows),
         cached_tokens=tuple(emission.cached_tokens[row] for row in rows),
         logprobs=tuple(logprobs[row] for row in rows) if logprobs else (),
-        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tandem.cluster.worker.sequence import Sequence
 from tandem.cluster.worker.step_tally import StepWork, work_of
-from tandem.facts.steps import MOST_STEP_SCORES, NO_TOKENS, IntArray, Placement, StepPlan
+from tandem.facts.steps import NO_TOKENS, IntArray, Placement, StepPlan
 
 # After so many blocks nobody else is placed in a step: 64 sequences that share a context of 131k
 # tokens take a third of a second otherwise, in which no event is handled.
@@ -21,8 +21,7 @@ class PlanBuilder:
     """Grows a `StepPlan` row by row. `rows` remembers whose row is which: (sequence, end of its
     computed tokens, whether it samples), `draft_counts` how many drafts stand at the end of each,
     `proposals` how many it makes for the next step, `work` what they compute in all, once the plan
-    is built. So many more prompt tokens may be scored as `score_budget` says. `short_of_blocks`:
-    blocks ran out on the way; `prompts`: some row has more than one
+    is built. `short_of_blocks`: blocks ran out on the way; `prompts`: some row has more than one
     token that is no draft."""
 
     def __init__(self, step_id: int, budget_tokens: int) -> None:
@@ -30,7 +29,6 @@ class PlanBuilder:
         self.launched_ns = 0
         self.work: StepWork
         self.budget_tokens = budget_tokens
-        self.score_budget = MOST_STEP_SCORES
         self.short_of_blocks = False
         self.rows: list[tuple[Sequence, int, bool]] = []
         self.draft_counts: list[int] = []
@@ -86,7 +84,6 @@ class PlanBuilder:
                 len(sequence.request.prompt_tokens),
                 sequence.request.sampling,
                 sequence.request.adapter,
-                sequence.scored_tokens,
             )
         )
         blocks = len(residency.blocks)
@@ -112,8 +109,6 @@ class PlanBuilder:
         """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there; behind
         them `drafts`, if they end where it draws. Then so many tokens are wanted as the next."""
         residency = sequence.residency
-        if sequence.scores_prompt and sequence.scores_next:
-            self.score_budget -= chunk_tokens
         residency.scheduled += chunk_tokens
         sequence.steps_in_flight += 1
         draws = sequence.draws_next

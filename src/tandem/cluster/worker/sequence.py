@@ -11,7 +11,7 @@ from msgspec import Struct
 from tandem.cluster.worker.draft_history import DraftRecord
 from tandem.facts.blocks import Chain, grown_chain
 from tandem.facts.kv import BlockName
-from tandem.facts.request import FinishReason, Request, reusable_prompt_tokens
+from tandem.facts.request import FinishReason, Request
 from tandem.policy.batching import NEVER_NS, Rank
 
 
@@ -109,8 +109,7 @@ class Sequence:
     `limit_tokens`, which lies further only when another worker goes on (`transfers_after`). What
     its client waits for next is due at `due_ns`. The engine's guess at what follows is its
     `proposal`; what came of earlier ones is in `drafts`. While it waited for room for its adapter
-    it was `overtaken` by so many. Where it `scores_prompt`, its client has the log-probabilities of
-    the first `scored_tokens` of the prompt.
+    it was `overtaken` by so many.
     """
 
     __slots__ = (
@@ -129,8 +128,6 @@ class Sequence:
         "request",
         "residency",
         "root",
-        "scored_tokens",
-        "scores_prompt",
         "steps_in_flight",
         "target_tokens",
         "tokens",
@@ -169,8 +166,6 @@ class Sequence:
         self.prefix_hit = PrefixHit()
         self.proposal: tuple[int, ...] = ()
         self.drafts = DraftRecord()
-        self.scores_prompt = request.sampling.prompt_logprobs is not None
-        self.scored_tokens = request.scored_tokens
 
     @property
     def account(self) -> str:
@@ -200,29 +195,13 @@ class Sequence:
         """Whether the tokens scheduled so far end where the next token is to be drawn."""
         return self.residency.scheduled == self.known_tokens + self.unseen
 
-    @property
-    def scores_next(self) -> bool:
-        """Whether the next tokens to be scheduled tell log-probabilities of the prompt."""
-        prompt_tokens = len(self.request.prompt_tokens)
-        return (
-            self.scores_prompt
-            and self.scored_tokens < prompt_tokens
-            and self.residency.scheduled < prompt_tokens - 1
-        )
-
-    @property
-    def reusable_tokens(self) -> int:
-        """KV of so many first tokens need not be computed here.
+    def reusable_chain(self, block_size: int) -> Chain:
+        """Hashes of the blocks that may come from the cache.
 
         The last known token is always recomputed: its logits draw the next one.
         """
-        unscored = reusable_prompt_tokens(self.request, self.scored_tokens)
-        return self.known_tokens - 1 if unscored is None else min(self.known_tokens - 1, unscored)
-
-    def reusable_chain(self, block_size: int) -> Chain:
-        """Hashes of the blocks that may come from the cache."""
         self.grow_chain(block_size)
-        return self.chain[: self.reusable_tokens // block_size]
+        return self.chain[: (self.known_tokens - 1) // block_size]
 
     def grow_chain(self, block_size: int) -> None:
         """Have `chain` hold all full blocks of what is known."""

@@ -226,7 +226,9 @@ class StepPlanner:
             residency = sequence.residency
             if not (residency.placed or builder.may_place):
                 continue
-            chunk_tokens = self._chunk_tokens(builder, sequence)
+            chunk_tokens = self.batching.chunk_tokens(
+                sequence.pending_tokens, builder.budget_tokens
+            )
             if not chunk_tokens:
                 continue
             needed = self.sequences.blocks_for(sequence, residency.scheduled + chunk_tokens)
@@ -238,12 +240,6 @@ class StepPlanner:
             if sequence.proposal and chunk_tokens == sequence.pending_tokens:
                 drafts = self._drafts(builder, sequence, len(sequences) - place - 1)
             self._add_row(builder, sequence, chunk_tokens, drafts)
-
-    def _chunk_tokens(self, builder: PlanBuilder, sequence: Sequence) -> int:
-        budget_tokens = builder.budget_tokens
-        if sequence.scores_prompt and sequence.scores_next:
-            budget_tokens = min(budget_tokens, builder.score_budget)
-        return self.batching.chunk_tokens(sequence.pending_tokens, budget_tokens)
 
     def _add_row(
         self,
@@ -325,9 +321,6 @@ class StepPlanner:
             imports = self._wants_import(sequence, cached)
             if not builder.budget_tokens and not imports:
                 return
-            if sequence.scores_prompt and not builder.score_budget and not imports:
-                # Others need no scores.
-                continue
             if not self._entry_check.enters(sequence, cached):
                 return
             self._admit(builder, sequence, cached, imports=imports)
@@ -355,7 +348,7 @@ class StepPlanner:
             return
         sequence.import_tokens = 0
         builder.place(sequence)
-        chunk_tokens = self._chunk_tokens(builder, sequence)
+        chunk_tokens = self.batching.chunk_tokens(sequence.pending_tokens, builder.budget_tokens)
         for _ in range(
             self.sequences.blocks_for(sequence, sequence.residency.scheduled + chunk_tokens)
         ):

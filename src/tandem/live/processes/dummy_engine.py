@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.cost.worker import StepShape, StepTime
-from tandem.engine.prompt_scores import PromptScores, ScoredPlaces
 from tandem.engine.slots import Slots, SlotShape
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.steps import StepPlan, StepResult
@@ -61,11 +60,7 @@ class DummyEngine:
         end_ns = began_ns + round(seconds * NS_PER_S)
         while (left_ns := end_ns - now_ns()) > 0:
             time.sleep(left_ns / NS_PER_S)
-        scores: PromptScores = ()
-        if (places := ScoredPlaces.of(plan, self._slots)) is not None:
-            scores = tuple((TokenLogprobs(0.0, 1),) * count for count in places.counts.tolist())
-        tokens = (self._token,) * len(drawing)
-        return EndedStep(StepResult(plan.step_id, tokens, logprobs, prompt_logprobs=scores))
+        return EndedStep(StepResult(plan.step_id, (self._token,) * len(drawing), logprobs))
 
     def take_landed(
         self, step_id: int, tokens: tuple[int, ...], counts: tuple[int, ...] = ()
