@@ -138,7 +138,7 @@ class ScriptedGenerator:
         tokens = list(self._text.tokenizer.encode(answer, add_special_tokens=False))
         stops = request.sampling.stop_token_ids
         tokens += [] if script.finish_reason is not FinishReason.STOP else list(stops[:1])
-        return self._cut(request, script, tokens)
+        return _with_prompt(request, self._cut(request, script, tokens))
 
     def _cut(self, request: Request, script: Script, tokens: list[int]) -> Iterator[TokenOutput]:
         limit = request.sampling.max_tokens
@@ -168,3 +168,14 @@ class ScriptedGenerator:
                 for _ in tokens
             )
         return TokenOutput(tuple(tokens), logprobs, cached_tokens=script.cached_tokens)
+
+
+def _with_prompt(request: Request, outputs: Iterator[TokenOutput]) -> Iterator[TokenOutput]:
+    """Place p of the prompt has the log-probability -p / 4, whatever stands there, and rank 2."""
+    wanted = request.sampling.prompt_logprobs
+    if wanted is not None:
+        top = tuple((other, -0.5 - other) for other in range(wanted))
+        places = range(1, len(request.prompt_tokens))
+        scores = tuple(TokenLogprobs(-place / 4, 2, top) for place in places)
+        yield replace(next(outputs), prompt_logprobs=scores)
+    yield from outputs

@@ -144,9 +144,15 @@ def test_bad_chat_fields_are_named(http, fields, param):
         ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
         ({"use_beam_search": True, "best_of": 9}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "logprobs": 1, "use_beam_search": True}, "echo"),
+        ({"echo": True, "logprobs": 21}, "top_logprobs"),
         ({"logprobs": 21}, "top_logprobs"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "scaling": {"method": "re-query"}}, "prompt_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "use_beam_search": True}, "max_tokens"),
     ],
 )
 def test_bad_completion_fields_are_named(http, fields, param):

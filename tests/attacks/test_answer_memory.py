@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from tandem.api.app import build_app
 from tandem.api.choice import ChoiceReader, Presentation
@@ -273,4 +274,20 @@ async def test_a_backlog_is_read_in_small_parts():
     assert sum(len(each.tokens) for each in outputs) == 1000
     assert all(len(each.tokens) == len(each.logprobs) for each in outputs)
     assert max(22 * len(each.tokens) for each in outputs) <= MOST_TAKEN_VALUES
+    assert mailboxes.waiting_values == 0
+
+
+async def test_scores_of_a_prompt_count_until_they_are_read_and_are_read_once():
+    mailboxes = Mailboxes()
+    mailbox = mailboxes.open("late")
+    scores = (LOGPROBS,) * 100
+    mailboxes.deliver(structs.replace(emission("late"), prompt_logprobs=(scores,)))
+    assert mailboxes.waiting_values > 100 * (1 + len(LOGPROBS.top))
+    for _ in range(99):
+        mailboxes.deliver(emission("late"))
+    outputs = [await mailbox.next_output()]
+    while sum(len(each.tokens) for each in outputs) < 100:
+        outputs.append(await mailbox.next_output())
+    assert [each.prompt_logprobs for each in outputs] == [scores] + [None] * (len(outputs) - 1)
+    assert len(outputs) > 1
     assert mailboxes.waiting_values == 0

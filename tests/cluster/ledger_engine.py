@@ -10,6 +10,7 @@ from hashlib import blake2b
 import numpy as np
 
 from tandem.facts.adapter import Adapter
+from tandem.facts.request import TokenLogprobs
 from tandem.facts.steps import StepPlan, StepResult
 
 VOCABULARY = 11
@@ -37,6 +38,11 @@ def answer(prompt: tuple[int, ...], sampling, context_tokens: int) -> list[int]:
         if token in sampling.stop_token_ids and drawn > sampling.min_tokens:
             break
     return tokens[len(prompt) :]
+
+
+def score_at(tokens: Sequence[int], place: int) -> TokenLogprobs:
+    """What the toy model thinks of the token there."""
+    return TokenLogprobs(-float(next_token(list(tokens[: place + 1]), 0)), place)
 
 
 def keys_of(tokens: Sequence[int], adapter: Adapter | None = None) -> list[bytes]:
@@ -73,6 +79,7 @@ class LedgerEngine:
         ):
             self.tables[slot][int(index)] = int(block)
         assert len(set(plan.slots.tolist())) == len(plan.slots)
+        scores = self._scores(plan)
         drafts = self._drafts(plan)
         for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
             assert count > len(drafts[int(slot)])
@@ -101,6 +108,14 @@ class LedgerEngine:
             tuple(drawn),
             token_counts=tuple(token_counts) if any(drafts.values()) else (),
             proposals=tuple(proposals) if any(proposals) else (),
+            prompt_logprobs=scores,
+        )
+
+    def _scores(self, plan: StepPlan) -> tuple[TokenLogprobs, ...]:
+        return tuple(
+            score_at(self.tokens[slot], place)
+            for slot, start, count in zip(plan.slots, plan.starts, plan.scored_counts, strict=False)
+            for place in range(start + 1, start + count + 1)
         )
 
     def _drafts(self, plan: StepPlan) -> dict[int, list[int]]:

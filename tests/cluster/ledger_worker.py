@@ -16,6 +16,7 @@ from tandem.messages.worker import (
     ImportBlocks,
     ImportDone,
     KvComputed,
+    PrefillsArrived,
     Refuse,
     ReportBlocks,
     RequestsArrived,
@@ -24,7 +25,7 @@ from tandem.messages.worker import (
 )
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.speculation import Speculation
-from tests.cluster.ledger_engine import ADAPTERS, VOCABULARY, LedgerEngine, answer
+from tests.cluster.ledger_engine import ADAPTERS, VOCABULARY, LedgerEngine, answer, score_at
 
 CONTEXT_TOKENS = 40
 SPECULATIONS = [None, None, Speculation(3), Speculation(1, adaptive=False), Speculation(5, False)]
@@ -49,6 +50,7 @@ class LedgerWorker:
     cached_hashes: set = field(default_factory=set)
     now_ns: int = 0
     owners: dict = field(default_factory=dict)
+    to_score: dict = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: WorkerConfig) -> "LedgerWorker":
@@ -64,6 +66,10 @@ class LedgerWorker:
 
     def handle(self, event) -> list:
         self.now_ns += 1
+        if isinstance(event, RequestsArrived | PrefillsArrived):
+            for each in event.requests:
+                if each.sampling.prompt_logprobs is not None and not each.output_tokens:
+                    self.to_score[each.request_id] = each.prompt_tokens
         effects = self.machine.handle(event, self.now_ns)
         for effect in effects:
             self._perform(effect)
@@ -113,9 +119,14 @@ class LedgerWorker:
         return [self.owners[int(slot)] for slot in plan.slots[plan.samples]]
 
     def _emit(self, effect: EmitTokens) -> None:
-        for request_id, token, reason in zip(
-            effect.request_ids, effect.tokens, effect.finish_reasons, strict=True
+        scores = effect.prompt_logprobs or (None,) * len(effect.tokens)
+        for request_id, token, reason, scored in zip(
+            effect.request_ids, effect.tokens, effect.finish_reasons, scores, strict=True
         ):
+            # All of them once, with the first token.
+            prompt = self.to_score.pop(request_id, None)
+            expected = prompt and tuple(score_at(prompt, at) for at in range(1, len(prompt)))
+            assert scored == expected
             assert request_id not in self.finished
             self.answers.setdefault(request_id, []).append(token)
             if reason:
@@ -211,6 +222,7 @@ def requests(draw) -> Request:
             max_tokens=max_tokens,
             min_tokens=draw(st.integers(0, min(3, max_tokens))),
             stop_token_ids=stops,
+            prompt_logprobs=draw(st.sampled_from([None, None, 0])),
         ),
         priority=draw(st.integers(0, 2)),
         cache_salt=draw(st.sampled_from(["", "tenant"])),

@@ -12,6 +12,7 @@ from tandem.facts.blocks import BlockChanges, CacheRoot
 from tandem.facts.errors import Rejection
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import FinishReason, Request
+from tandem.facts.sampling import SamplingParameters
 from tandem.messages.router import (
     AskForBlocks,
     BlocksReported,
@@ -40,6 +41,7 @@ from tandem.messages.worker import (
     TransferPinsReleased,
 )
 from tandem.policy.admission.policies import AdmitAll
+from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.policies import AlwaysRemote, LongPrompts
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.routing.policies import make_routing
@@ -310,3 +312,16 @@ def test_by_class_only_what_goes_before_a_request_waits_before_it():
 
     assert waits(premium, True) == [0, 50, 0]
     assert waits(free, True) == waits(premium, False) == [0, 550, 500]
+
+
+def test_a_prompt_to_be_scored_is_in_no_cache_and_its_first_token_is_never_drawn_anew():
+    wanted = SamplingParameters(prompt_logprobs=0)
+    submission = RequestSubmitted(Request("a", (1, 2, 3, 4, 5), wanted), 10.0)
+    state = RequestState.of(submission, 0, 0)
+    state.chain = [b"block"]
+    state.go("w0", "w1", Transfer.PULL)
+    assert state.takes_token(None, FirstToken.RECOMPUTED)
+    assert state.reusable_chain == []
+    state.output.append(7)
+    assert not state.takes_token(None, FirstToken.RECOMPUTED)
+    assert state.reusable_chain == [b"block"]

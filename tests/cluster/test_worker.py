@@ -16,6 +16,7 @@ from tandem.messages.worker import (
     ReportBlocks,
     RequestsAborted,
 )
+from tandem.policy.batching import TokenBudgetBatching
 from tests.cluster.cluster_parts import of_kind
 from tests.cluster.ledger_engine import keys_of
 from tests.cluster.ledger_worker import LedgerWorker, configs, request, requests, small_worker
@@ -114,3 +115,37 @@ def test_nothing_is_to_be_computed_for_who_left_while_its_import_goes_on():
     assert carried(at) == (0, 0, 0)
     at.finish_import("r", [])
     at.assert_empty()
+
+
+def test_a_prompt_that_is_scored_takes_nothing_from_the_cache_and_gives():
+    at, prompt = small_worker(batching=TokenBudgetBatching(16, 8)), tuple(range(1, 10))
+    computed = []
+    for name, wanted in (("first", None), ("scored", 1), ("later", None)):
+        at.arrive(request(name, prompt=prompt, max_tokens=1, prompt_logprobs=wanted))
+        computed.append(sum(plan.batched_tokens for plan in at.landing))
+        while at.landing:
+            at.land()
+            computed[-1] += sum(plan.batched_tokens for plan in at.landing)
+    # Of 9 tokens 2 blocks of 4 are found; the scored prompt is computed in two chunks.
+    assert computed == [9, 9, 1]
+    at.arrive(request("alone", prompt=(7,) * 9, max_tokens=1, prompt_logprobs=0))
+    at.drain()
+    at.arrive(request("after", prompt=(7,) * 9, max_tokens=1))
+    assert [plan.batched_tokens for plan in at.landing] == [1]
+    at.drain()
+
+
+def test_a_preempted_prompt_goes_on_behind_what_is_scored():
+    """Its own blocks, whose tokens have their scores, are found again."""
+    at = small_worker(batching=TokenBudgetBatching(8, 8), block_count=10, max_sequences=1)
+    at.arrive(request("slow", priority=1, prompt=(1, 2, 3) * 7, max_tokens=1, prompt_logprobs=0))
+    at.land()
+    at.arrive(request("urgent", prompt=(5, 6), max_tokens=1))
+    while "urgent" not in at.finished:
+        at.land()
+    assert at.machine.planner.preemptions == 1
+    (again,) = at.landing
+    # Of the 16 tokens that had been computed when it gave way.
+    assert again.starts.tolist() == [16]
+    at.drain()
+    assert at.finished.keys() == {"slow", "urgent"}

@@ -80,6 +80,7 @@ def samplings(draw) -> SamplingParameters:
         min_tokens=draw(st.integers(0, min(3, max_tokens))),
         stop_token_ids=draw(st.sampled_from([(), tuple(range(0, VOCABULARY, 9))])),
         top_logprobs=draw(st.sampled_from([None, 0, 3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 4])),
         allowed_token_ids=() if plain else draw(st.sampled_from([(), (5, 6, 7, 9, 11, 12)])),
         bad_words=() if plain else draw(st.sampled_from([(), ((6,), (7, 9), (5, 9), (9, 5, 11))])),
         grammar=draw(st.sampled_from(["", "", "2", "7"])),
@@ -167,6 +168,10 @@ def test_company_changes_no_token(arithmetic):
                 same_scores(
                     arithmetic, bench.logprobs.get(request_id, []), alone.scores[: len(got)]
                 )
+            if request.sampling.prompt_logprobs is not None and got:
+                same_scores(arithmetic, bench.prompt_logprobs[request_id], alone.prompt_scores)
+            else:
+                assert request_id not in bench.prompt_logprobs
 
     law()
 

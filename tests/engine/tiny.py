@@ -190,6 +190,7 @@ class Bench:
         self.landing: deque = deque()
         self.answers: dict[str, list[int]] = {}
         self.logprobs: dict[str, list] = {}
+        self.prompt_logprobs: dict[str, tuple] = {}
         self.finished: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.prefill_tokens = self.steps = 0
@@ -212,6 +213,9 @@ class Bench:
             self.answers.setdefault(request_id, []).append(effect.tokens[index])
             if effect.logprobs and effect.logprobs[index]:
                 self.logprobs.setdefault(request_id, []).append(effect.logprobs[index])
+            if effect.prompt_logprobs and effect.prompt_logprobs[index] is not None:
+                assert request_id not in self.prompt_logprobs
+                self.prompt_logprobs[request_id] = effect.prompt_logprobs[index]
             if effect.finish_reasons[index]:
                 self.finished[request_id] = effect.finish_reasons[index]
 
@@ -232,10 +236,12 @@ class Bench:
 
 @dataclass
 class NaiveAnswer:
-    """The tokens after a prompt, and for each what the model itself thought of it."""
+    """The tokens after a prompt, and for each what the model itself thought of it; and of those of
+    the prompt behind its first."""
 
     tokens: list[int]
     scores: list[TokenLogprobs]
+    prompt_scores: list[TokenLogprobs]
 
 
 def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> NaiveAnswer:
@@ -245,7 +251,8 @@ def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> 
     if request.adapter is not None:
         adapter = load_adapter(decoder.spec, request.adapter, decoder.kernels, CPU)
         layers = join_adapters([adapter], decoder.kernels)
-    scores = []
+    scores: list[TokenLogprobs] = []
+    prompt_scores: list[TokenLogprobs] = []
     tokens = list(request.prompt_tokens)
     while len(tokens) < min(len(request.prompt_tokens) + sampling.max_tokens, CONTEXT_TOKENS):
         kv = poisoned_store(decoder, 1, arithmetic.dtype, CONTEXT_TOKENS)
@@ -262,7 +269,17 @@ def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> 
             ),
             adapted=AdaptedTokens(layers, everywhere, everywhere) if layers else None,
         )
-        logits = decoder.logits(decoder.forward(batch, kv)[-1:])[0]
+        hidden = decoder.forward(batch, kv)
+        if sampling.prompt_logprobs is not None and count == len(request.prompt_tokens):
+            prompt_scores = [
+                arithmetic.kernels.token_logprobs(
+                    decoder.logits(hidden[place - 1 : place]),
+                    torch.tensor(tokens[place : place + 1]),
+                    sampling.prompt_logprobs,
+                )
+                for place in range(1, count)
+            ]
+        logits = decoder.logits(hidden[-1:])[0]
         token = _naive_draw(logits, tokens, request, arithmetic.kernels)
         tokens.append(token)
         scores.append(
@@ -273,7 +290,7 @@ def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> 
         drawn = count + 1 - len(request.prompt_tokens)
         if token in sampling.stop_token_ids and drawn > sampling.min_tokens:
             break
-    return NaiveAnswer(tokens[len(request.prompt_tokens) :], scores)
+    return NaiveAnswer(tokens[len(request.prompt_tokens) :], scores, prompt_scores)
 
 
 def _naive_draw(logits, tokens: list[int], request: Request, kernels: Kernels) -> int:

@@ -64,6 +64,22 @@ def _streamed(client: openai.OpenAI, text: str, **options) -> Answer:
     return Answer(("".join(texts),), (reason,), usage.prompt_tokens, usage.completion_tokens)
 
 
+def _scored(client: openai.OpenAI, text: str, **options) -> Answer:
+    """With the log-probabilities of the prompt, which is echoed, before those of the answer."""
+    choice = client.completions.create(
+        model="tandem-mini", prompt=text, echo=True, temperature=0, **options
+    ).choices[0]
+    scores = choice.logprobs.token_logprobs
+    assert scores[0] is None
+    return Answer(
+        (choice.text,),
+        (choice.finish_reason,),
+        len(scores),
+        options["max_tokens"],
+        tuple(scores[1:]),
+    )
+
+
 def _completed(client: openai.OpenAI, text: str, **options) -> Answer:
     answer = client.completions.create(model="tandem-mini", prompt=text, **options)
     return Answer(
@@ -101,6 +117,8 @@ QUESTIONS = {
     "logprobs": lambda client: _chat(
         client, LONG, temperature=0, logprobs=True, top_logprobs=2, max_tokens=12
     ),
+    "a scored prompt": lambda client: _scored(client, LONG, logprobs=1, max_tokens=1),
+    "a scored prompt alone": lambda client: _scored(client, LONG, logprobs=3, max_tokens=0),
     "three answers": lambda client: _chat(
         client, LONG, n=3, temperature=1, seed=3, **LONG_ANSWER
     ),

@@ -42,6 +42,7 @@ def a_plan(step_id: int = 7) -> StepPlan:
         table_slots=table[:, 0],
         table_indices=table[:, 1],
         table_blocks=table[:, 2],
+        scored_counts=np.array([1, 0], np.int32),
     )
 
 
@@ -82,7 +83,9 @@ def test_a_plan_travels_whole():
     back = TO_FOLLOWER.decode(TO_FOLLOWER.encode(plan))
     assert isinstance(back, StepPlan)
     assert (back.step_id, back.placements) == (plan.step_id, plan.placements)
-    for name in ("slots", "starts", "counts", "samples", "table_slots", "table_blocks"):
+    arrays = set(StepPlan.__struct_fields__) - {"step_id", "placements"}
+    assert "scored_counts" in arrays
+    for name in arrays:
         sent, got = getattr(plan, name), getattr(back, name)
         assert got.dtype == sent.dtype
         assert got.flags.writeable
@@ -90,7 +93,8 @@ def test_a_plan_travels_whole():
 
 
 def test_a_result_travels_whole():
-    result = StepResult(3, (4, 5), (None, TokenLogprobs(-0.5, 2, ((4, -0.1),))))
+    score = TokenLogprobs(-0.5, 2, ((4, -0.1),))
+    result = StepResult(3, (4, 5), (None, score), prompt_logprobs=(score, score))
     assert TO_LEADER.decode(TO_LEADER.encode(result)) == result
 
 

@@ -75,6 +75,8 @@ requests = st.builds(
 def emissions(draw: st.DrawFn) -> EmitTokens:
     rows = draw(st.integers(0, 4))
     logprobs = st.none() | st.builds(TokenLogprobs, finite, counts, many(st.tuples(tokens, finite)))
+    scored = st.builds(TokenLogprobs, finite, counts, many(st.tuples(tokens, finite)))
+    prompts = st.none() | many(scored)
     return EmitTokens(
         draw(many(names, rows)),
         draw(many(tokens, rows)),
@@ -82,6 +84,7 @@ def emissions(draw: st.DrawFn) -> EmitTokens:
         draw(many(st.booleans(), rows)),
         draw(many(counts, rows)),
         draw(st.sampled_from([(), draw(many(logprobs, rows))])),
+        draw(st.sampled_from([(), draw(many(prompts, rows))])),
     )
 
 

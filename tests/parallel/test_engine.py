@@ -86,12 +86,12 @@ class Chronicle(Bench):
 
 
 def busy_morning(shape: Shape) -> Chronicle:
-    """Greedy and sampled answers, penalties, logprobs, chunks, prefix hits, more sequences than
-    slots, and sequences that go away while a step of theirs is under way."""
+    """Greedy and sampled answers, penalties, logprobs of answers and prompts, chunks, prefix hits,
+    more sequences than slots, and sequences that go away while a step of theirs is under way."""
     bench = Chronicle(shape)
     prompt = tuple(range(1, 22))
     wishes = [
-        SamplingParameters(temperature=0.0, max_tokens=9, top_logprobs=3),
+        SamplingParameters(temperature=0.0, max_tokens=9, top_logprobs=3, prompt_logprobs=2),
         SamplingParameters(temperature=1.0, seed=5, max_tokens=12, top_logprobs=0),
         SamplingParameters(temperature=1.3, top_p=0.9, seed=6, max_tokens=30),
         SamplingParameters(temperature=0.0, max_tokens=8, repetition_penalty=1.3),

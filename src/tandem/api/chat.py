@@ -1,8 +1,9 @@
 """POST /v1/chat/completions: messages in, an assistant's message out."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +14,7 @@ from tandem.api.clock_and_entropy import fresh_id, fresh_short_id
 from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
+from tandem.api.prompt_scores import prompt_alternatives, prompt_logprobs_json
 from tandem.api.prompts import (
     Tokens,
     chat_follow_up,
@@ -33,6 +35,7 @@ from tandem.api.responses import (
     ChatLogprobs,
     FunctionCall,
     FunctionCallDelta,
+    PromptLogprobs,
     ToolCallDelta,
     Usage,
 )
@@ -43,6 +46,7 @@ from tandem.api.streaming import encoded_event
 from tandem.api.tool_choice import tool_use
 from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
 from tandem.facts.errors import InvalidRequest
+from tandem.text.detokenize import TokenBytes
 from tandem.text.model import TextModel
 from tandem.text.reasoning import ReasoningStart
 from tandem.text.tool_calls import MoreArguments, ToolCall, ToolFormat
@@ -71,7 +75,8 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             # What was read is not kept beside the prompt while the answer is written.
             body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
             names = ids_json if body.return_tokens_as_token_ids else token_json
-            return [prompt], lambda call: ChatWriter(call, names, with_logprobs=bool(body.logprobs))
+            token_bytes, shows = context.text.token_bytes, bool(body.logprobs)
+            return [prompt], lambda call: ChatWriter(call, names, token_bytes, with_logprobs=shows)
 
         return GenerationSpec(
             "chatcmpl-",
@@ -86,6 +91,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             tool_grammar=(lambda: tools.grammar(body, context.text)) if tools.called else None,
             reasoning_start=_reasoning_start(body, context.text),
             follow_up=follow_up,
+            prompt_logprobs=prompt_alternatives(body),
         )
 
     async def create_chat_completion(request: Request) -> Response:
@@ -108,13 +114,18 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
 class ChatWriter:
     """Writes deltas and answers in the chat form."""
 
-    def __init__(self, call: Call, token_json: TokenJson, *, with_logprobs: bool) -> None:
+    def __init__(
+        self, call: Call, token_json: TokenJson, token_bytes: TokenBytes, *, with_logprobs: bool
+    ) -> None:
         self._call = call
+        self._token_bytes = token_bytes
         self._head = call.head_fields
         self._token_json = token_json
         self._with_logprobs = with_logprobs
         self._begun: set[int] = set()
         self._called_tools = [0] * len(call.lookups)
+        # As JSON.
+        self._prompt_logprobs = b""
 
     def delta_event(
         self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET
@@ -149,7 +160,19 @@ class ChatWriter:
         return ID_BYTES * len(self._call.prompts[0]) if self._call.returns_token_ids else 0
 
     def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
-        return chat_items(delta.shown, self._token_json) if self._with_logprobs else ()
+        wanted = self._with_logprobs and bool(delta.shown)
+        return chat_items(delta.shown, self._token_json) if wanted else ()
+
+    def keep_prompt_scores(self, delta: ChoiceDelta) -> int:
+        """All choices have the same prompt."""
+        body = self._call.body
+        if delta.choice or delta.prompt_scores is None or body.prompt_logprobs is None:
+            return 0
+        (prompt,) = self._call.prompts
+        self._prompt_logprobs = prompt_logprobs_json(
+            prompt, delta.prompt_scores, self._token_bytes, body.prompt_logprobs
+        )
+        return len(self._prompt_logprobs)
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         choice = ChatChoice(
@@ -178,6 +201,8 @@ class ChatWriter:
             prompt_token_ids=call.token_ids(call.prompts[0]),
             scaling=scaling,
         )
+        if self._prompt_logprobs:
+            answer.prompt_logprobs = cast(PromptLogprobs, Raw(self._prompt_logprobs))
         return split_at_choices(answer)
 
     def _delta(self, delta: ChoiceDelta, is_first: bool) -> ChatDelta:

@@ -44,7 +44,9 @@ TOOL_CHARS = 64
 class Presentation:
     """How tokens are shown to this client. `tool_format` is None when no tools are on offer;
     `calls` says which calls are well-formed because of the answer's grammar, `text_parameters`
-    which of their arguments are texts, and `reasoning` how the answer begins."""
+    which of their arguments are texts, and `reasoning` how the answer begins. With `scores_end` the
+    token that ends the answer has its log-probability shown, too: who has prompts scored counts on
+    as many entries as tokens. Without `shows_answer` there is nothing behind the prompt."""
 
     stops: AhoCorasick = NO_STOPS
     include_stop: bool = False
@@ -55,6 +57,8 @@ class Presentation:
     reasoning: ReasoningStart = ReasoningStart.NONE
     min_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()
+    scores_end: bool = False
+    shows_answer: bool = True
 
     @property
     def endings(self) -> Endings:
@@ -79,7 +83,8 @@ class ChoiceDelta:
     `tokens` are all that were generated, `shown` those that are part of the text, with their
     logprobs; `reasoning_tokens` are those of the former that were reasoning, with its tags, as far
     as that is known. So many `held_chars` of all its text are not told yet, because a tool call may
-    come of them. `cached_tokens` belongs to the prompt.
+    come of them. `cached_tokens` belongs to the prompt, and so do `prompt_scores`, which come once:
+    of all its tokens but the first.
     """
 
     choice: int
@@ -93,6 +98,7 @@ class ChoiceDelta:
     cached_tokens: int = 0
     held_chars: int = 0
     reasoning_tokens: int | None = None
+    prompt_scores: Sequence[TokenLogprobs] | None = None
 
 
 class ChoiceReader:
@@ -133,10 +139,22 @@ class ChoiceReader:
 
     def delta_of(self, output: TokenOutput) -> ChoiceDelta:
         """The next delta, empty while text is held back."""
+        if not self._presentation.shows_answer:
+            return ChoiceDelta(
+                self.choice,
+                finish_reason="length",
+                cached_tokens=output.cached_tokens,
+                prompt_scores=output.prompt_logprobs,
+            )
         hides_last = output.stopped_by_token and not self._presentation.include_stop
         visible = output.tokens[:-1] if hides_last else output.tokens
         text, read_tokens = self._text_of(visible)
-        delta = ChoiceDelta(self.choice, text, cached_tokens=output.cached_tokens)
+        delta = ChoiceDelta(
+            self.choice,
+            text,
+            cached_tokens=output.cached_tokens,
+            prompt_scores=output.prompt_logprobs,
+        )
         if self._matcher.matched is None:
             delta.tokens = output.tokens
             delta.finish_reason = _FINISHES[output.finish_reason]
@@ -151,7 +169,8 @@ class ChoiceReader:
             delta.tokens = output.tokens[:read_tokens]
             delta.finish_reason, delta.stop_reason = "stop", self._matcher.matched
         if output.logprobs:
-            delta.shown = list(zip(visible[:read_tokens], output.logprobs, strict=False))
+            shown = delta.tokens if self._presentation.scores_end else visible[:read_tokens]
+            delta.shown = list(zip(shown, output.logprobs, strict=False))
         self._complete(delta)
         return delta
 

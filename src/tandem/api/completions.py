@@ -19,6 +19,12 @@ from tandem.api.logprobs import (
     token_text,
 )
 from tandem.api.openapi import ApiEndpoint
+from tandem.api.prompt_scores import (
+    echoed_logprobs,
+    prompt_alternatives,
+    prompt_logprobs_json,
+    scores_echo,
+)
 from tandem.api.prompts import (
     Tokens,
     completion_follow_up,
@@ -53,7 +59,9 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
         prompt_number = prompt_count(body.prompt)
         check_choices(body, prompt_number, context)
         check_scaling(body, prompt_number, context)
-        max_tokens = body.max_tokens or _DEFAULT_MAX_TOKENS
+        max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        # Where nothing is to follow the prompt, one token is drawn and not shown.
+        shows_answer, max_tokens = max_tokens > 0, max(1, max_tokens)
         follow_up = None
         if asks_again(body):
             question = body.prompt if isinstance(body.prompt, str) else ""
@@ -66,7 +74,8 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             echoes = _echoes(body, prompts, context)
             # What was read is not kept beside the prompts while the answer is written.
             body.prompt, body.stop = "", None
-            return prompts, lambda call: CompletionWriter(call, context.text.token_bytes, echoes)
+            names = context.text.token_bytes
+            return prompts, lambda call: CompletionWriter(call, body, names, echoes)
 
         return GenerationSpec(
             "cmpl-",
@@ -76,6 +85,9 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             top_logprobs=body.logprobs,
             choices=prompt_number * sequences_of(body),
             follow_up=follow_up,
+            prompt_logprobs=prompt_alternatives(body),
+            scores_end=scores_echo(body),
+            shows_answer=shows_answer,
         )
 
     async def create_completion(request: Request) -> Response:
@@ -99,13 +111,19 @@ class CompletionWriter:
     """Writes deltas and answers in the completions form. `echoes` open the text of each prompt's
     choices."""
 
-    def __init__(self, call: Call, token_bytes: TokenBytes, echoes: Sequence[str]) -> None:
+    def __init__(
+        self, call: Call, body: CompletionBody, token_bytes: TokenBytes, echoes: Sequence[str]
+    ) -> None:
         self._call = call
         self._head = call.head_fields
         self._token_bytes = token_bytes
         self._echoes = echoes
         self._names_by_id = bool(call.body.return_tokens_as_token_ids)
         self._begun: set[int] = set()
+        # As JSON, by choice.
+        self._prompt_logprobs: dict[int, bytes] = {}
+        self._echo_scored = scores_echo(body)
+        self._alternatives = body.logprobs or 0
         self._offset_chars = [len(self._echo_of(choice)) for choice in range(len(call.lookups))]
         # As JSON, once for all choices of a prompt; of the echoes without quotes.
         self._prompt_json = cache(lambda prompt: encode(list(call.prompts[prompt])))
@@ -123,7 +141,7 @@ class CompletionWriter:
         choice = CompletionChoice(
             index=index,
             text=text,
-            logprobs=self._logprobs(index, delta.shown),
+            logprobs=self._logprobs(delta),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             token_ids=call.token_ids(delta.tokens),
@@ -146,9 +164,17 @@ class CompletionWriter:
         return ID_BYTES * ids + CHAR_BYTES * sum(map(len, self._echoes))
 
     def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
-        begin_chars = self._offset_of(delta.choice, delta.shown)
-        by_id = self._names_by_id
-        return completion_items(delta.shown, self._token_bytes, begin_chars, by_id=by_id)
+        logprobs = self._logprobs(delta)
+        return () if logprobs is None else completion_items(logprobs)
+
+    def keep_prompt_scores(self, delta: ChoiceDelta) -> int:
+        alternatives = self._call.body.prompt_logprobs
+        if delta.prompt_scores is None or alternatives is None:
+            return 0
+        prompt = self._call.prompts[self._call.prompt_number(delta.choice)]
+        written = prompt_logprobs_json(prompt, delta.prompt_scores, self._token_bytes, alternatives)
+        self._prompt_logprobs[delta.choice] = written
+        return len(written)
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         call, prompt = self._call, self._call.prompt_number(transcript.choice)
@@ -167,6 +193,9 @@ class CompletionWriter:
             # The last field of a choice.
             pieces[-1] = pieces[-1][:-1]
             pieces += [b',"prompt_token_ids":', self._prompt_json(prompt), b"}"]
+        if (prompt_logprobs := self._prompt_logprobs.get(transcript.choice)) is not None:
+            pieces[-1] = pieces[-1][:-1]
+            pieces += [b',"prompt_logprobs":', prompt_logprobs, b"}"]
         return pieces
 
     def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
@@ -176,11 +205,24 @@ class CompletionWriter:
     def _echo_of(self, index: int) -> str:
         return self._echoes[self._call.prompt_number(index)]
 
-    def _logprobs(self, index: int, shown: Shown) -> CompletionLogprobs | None:
-        if not shown:
+    def _logprobs(self, delta: ChoiceDelta) -> CompletionLogprobs | None:
+        """Of what the delta shows, behind those of the prompt where it brings them."""
+        index, shown, token_bytes = delta.choice, delta.shown, self._token_bytes
+        echoed = self._echo_scored and delta.prompt_scores is not None
+        if not (shown or echoed):
             return None
         begin_chars, by_id = self._offset_of(index, shown), self._names_by_id
-        return completion_logprobs(shown, self._token_bytes, begin_chars, by_id=by_id)
+        logprobs = completion_logprobs(shown, token_bytes, begin_chars, by_id=by_id)
+        if delta.prompt_scores is None or not echoed:
+            return logprobs
+        prompt, scores = self._call.prompts[self._call.prompt_number(index)], delta.prompt_scores
+        before = echoed_logprobs(prompt, scores, token_bytes, self._alternatives, by_id=by_id)
+        return CompletionLogprobs(
+            tokens=before.tokens + logprobs.tokens,
+            token_logprobs=before.token_logprobs + logprobs.token_logprobs,
+            top_logprobs=before.top_logprobs + logprobs.top_logprobs,
+            text_offset=before.text_offset + logprobs.text_offset,
+        )
 
     def _offset_of(self, index: int, shown: Shown) -> int:
         """Where these begin in the text of the choice, in characters; the next begin after them."""
@@ -191,8 +233,13 @@ class CompletionWriter:
 
 
 def _check(body: CompletionBody) -> None:
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequest("echo", "cannot be combined with logprobs: prompts have none here")
+    """Raises `InvalidRequest` for a call without an answer that would not even show its prompt."""
+    if body.max_tokens == 0:
+        if not body.echo:
+            raise InvalidRequest("max_tokens", "must be 1 or more, or 0 with echo")
+        for name in ("scaling", "use_beam_search"):
+            if getattr(body, name):
+                raise InvalidRequest("max_tokens", f"must be 1 or more with {name}")
 
 
 def _echoes(body: CompletionBody, prompts: Sequence[Tokens], context: AppContext) -> list[str]:

@@ -24,6 +24,7 @@ from tandem.api.choice_deltas import choice_deltas, merged
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.degradation import Degradation
 from tandem.api.gang import Gang, GangResult
+from tandem.api.prompt_scores import check_prompts
 from tandem.api.prompts import Tokens
 from tandem.api.ranking import Ranking
 from tandem.api.request_body import read_body
@@ -118,6 +119,7 @@ class Call:
             or delta.reasoning
             or delta.tool_calls
             or delta.shown
+            or delta.prompt_scores
             or delta.finish_reason
             or (delta.tokens and self.returns_token_ids)
         )
@@ -148,6 +150,11 @@ class ResponseWriter(Protocol):
         """What the delta adds to each of `logprobs_lists`, as JSON without brackets."""
         ...
 
+    def keep_prompt_scores(self, delta: ChoiceDelta) -> int:
+        """Those of the delta, for the end of an answer that does not stream. Gives how many bytes
+        they take."""
+        ...
+
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
         """A choice of an answer that does not stream, in pieces."""
         ...
@@ -163,7 +170,9 @@ class GenerationSpec:
 
     `read` gives the prompts as token ids, and makes the writer of the call. An answer has at most
     `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
-    alternatives to each token, None without log-probabilities; `choices` those of all prompts.
+    alternatives to each token, None without log-probabilities, `prompt_logprobs` those to each of
+    the prompt; `choices` are those of all prompts. With `scores_end` and without `shows_answer` see
+    `Presentation`.
     `follow_up` makes the prompts that go on from answers, for calls that need some; `tool_grammar`
     what an answer must be because of its tools, and `calls` which calls that makes well-formed;
     `text_parameters` are those of tools that are texts, and `reasoning_start` says how the answer
@@ -182,6 +191,9 @@ class GenerationSpec:
     tool_grammar: Callable[[], str] | None = None
     reasoning_start: Callable[[Tokens], ReasoningStart] = lambda _: ReasoningStart.NONE
     follow_up: FollowUp | None = None
+    prompt_logprobs: int | None = None
+    scores_end: bool = False
+    shows_answer: bool = True
 
 
 async def create_answer(
@@ -199,6 +211,7 @@ async def create_answer(
         adapter = context.adapter_of(body.model)
         spec = spec_of(body)
         sampling = sampling_parameters(body, spec.max_tokens, spec.top_logprobs, context.text, card)
+        sampling = replace(sampling, prompt_logprobs=spec.prompt_logprobs)
         scaling = scaling_of(
             body,
             context,
@@ -218,6 +231,7 @@ async def create_answer(
         (prompts, writer_of), stops = await held.run_off_loop(
             request, lambda: (spec.read(), AhoCorasick(strings))
         )
+        check_prompts(prompts, spec.prompt_logprobs)
         make_grammar = spec.tool_grammar
         if make_grammar is None and wants_form(body):
             make_grammar = partial(answer_grammar, body, context.text.grammars)
@@ -248,6 +262,8 @@ async def create_answer(
         reasoning=reasoning,
         min_tokens=sampling.min_tokens,
         end_token_ids=frozenset(card.end_token_ids),
+        scores_end=spec.scores_end,
+        shows_answer=spec.shows_answer,
     )
     # The tokens of a gang are not: some depend on which sample ends first. A beam search draws
     # others than these requests ask for.
@@ -376,7 +392,10 @@ async def _whole_answer(
         async for delta in deltas:
             meter.count_delta(delta)
             ranking.add_delta(delta)
-            logprobs = writer.logprobs_items(delta) if delta.shown else ()
+            scored = delta.prompt_scores is not None
+            if scored:
+                held.grow(writer.keep_prompt_scores(delta))
+            logprobs = writer.logprobs_items(delta) if scored or delta.shown else ()
             held.grow(transcripts[delta.choice].add_delta(delta, logprobs))
     frame = writer.answer_frame(meter.usage())
     given = [each for each in transcripts if each.choice not in call.degradation.left_out]

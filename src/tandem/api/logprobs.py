@@ -33,12 +33,12 @@ def completion_logprobs(
     for token, chosen in shown:
         name = token_name(token, token_bytes, by_id=by_id)
         result.tokens.append(name)
-        result.token_logprobs.append(_finite(chosen.logprob))
+        result.token_logprobs.append(finite(chosen.logprob))
         alternatives = {
-            token_name(t, token_bytes, by_id=by_id): _finite(value) for t, value in chosen.top
+            token_name(t, token_bytes, by_id=by_id): finite(value) for t, value in chosen.top
         }
         # The chosen token is always listed, likely or not.
-        result.top_logprobs.append(alternatives | {name: _finite(chosen.logprob)})
+        result.top_logprobs.append(alternatives | {name: finite(chosen.logprob)})
         result.text_offset.append(offset_chars)
         offset_chars += len(token_text(token, token_bytes))
     return result
@@ -93,11 +93,8 @@ def chat_logprobs(shown: Shown, tokens: TokenJson) -> ChatLogprobs:
     return cast(ChatLogprobs, msgspec.Raw(b'{"content":[%b]}' % content))
 
 
-def completion_items(
-    shown: Shown, token_bytes: TokenBytes, offset_chars: int, *, by_id: bool = False
-) -> list[bytes]:
-    """What `shown` adds to each of `COMPLETION_LISTS`, without brackets."""
-    added = completion_logprobs(shown, token_bytes, offset_chars, by_id=by_id)
+def completion_items(added: CompletionLogprobs) -> list[bytes]:
+    """What these add to each of `COMPLETION_LISTS`, without brackets."""
     return [_items(getattr(added, name)) for name in COMPLETION_LISTS]
 
 
@@ -115,5 +112,6 @@ def _items(values: Sequence[object]) -> bytes:
     return _encoder.encode(values)[1:-1]
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """As JSON can say it."""
     return max(logprob, _LEAST_LOGPROB)

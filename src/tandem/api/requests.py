@@ -349,6 +349,13 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
             "beside max_tokens. Default: all, or the call is refused."
         ),
     ] = None
+    prompt_logprobs: Annotated[
+        NonNegative | None,
+        _means(
+            "Adds log-probabilities of the prompt's tokens, and so many alternatives to each, up "
+            "to 20. Such a prompt takes nothing from the cache. Not with stream."
+        ),
+    ] = None
     return_token_ids: Annotated[bool | None, _means("Adds the token ids of prompt and answer.")] = (
         None
     )
@@ -366,10 +373,14 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
     prompt: Annotated[Prompt, _means("One text or list of token ids, or several of them.")]
     max_tokens: Annotated[
-        Count | None, _means("Longest answer. Default: 16; what the context has left bounds it.")
+        NonNegative | None,
+        _means(
+            "Longest answer. Default: 16; what the context has left bounds it. 0 with echo: none."
+        ),
     ] = None
     echo: Annotated[
-        bool | None, _means("Puts the prompt before the answer. Not together with logprobs.")
+        bool | None,
+        _means("Puts the prompt before the answer, and with logprobs its own before the others."),
     ] = None
     logprobs: Annotated[
         NonNegative | None,

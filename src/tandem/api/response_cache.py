@@ -254,8 +254,9 @@ def _values_bytes(tokens: int, logprobs: Sequence[TokenLogprobs]) -> int:
 
 def response_key(identity: str | None, request: Request, endings: Endings) -> bytes | None:
     """A digest of all that decides the tokens of an answer, and of whose it is. None where workers
-    of unlike numbers serve (`identity` is None): either could answer."""
-    if identity is None:
+    of unlike numbers serve (`identity` is None): either could answer. Nor is there one where the
+    prompt is scored: that is more than is kept of an answer."""
+    if identity is None or request.sampling.prompt_logprobs is not None:
         return None
     sampling = request.sampling
     if sampling.temperature == 0:

@@ -85,16 +85,27 @@ class TokenLogprob(TopLogprob, kw_only=True):
     top_logprobs: list[TopLogprob]
 
 
+class PromptLogprob(Struct, kw_only=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# One place a token of the prompt, by token id.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
 class ChatLogprobs(Struct, kw_only=True):
     content: list[TokenLogprob]
 
 
 class CompletionLogprobs(Struct, kw_only=True):
-    """Parallel lists, one place a token; offsets count characters of the choice's text."""
+    """Parallel lists, one place a token; offsets count characters of the choice's text.
+    The first token of an echoed prompt has no log-probability."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -136,6 +147,7 @@ class ChatAnswer(Struct, kw_only=True):
     system_fingerprint: str
     object: Literal["chat.completion"] = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     scaling: ScalingReport | UnsetType = UNSET
 
 
@@ -191,6 +203,7 @@ class CompletionChoice(Struct, kw_only=True):
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionAnswer(Struct, kw_only=True):

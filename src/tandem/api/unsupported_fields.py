@@ -33,7 +33,6 @@ _REFUSED = frozenset(
         "audio",
         "modalities",
         "prediction",
-        "prompt_logprobs",
         "functions",
         "function_call",
         "web_search_options",

@@ -12,6 +12,7 @@ from tandem.config.options import ServeOptions, parse_bytes
 from tandem.config.speculation import NO_DRAFT_MEMORY, DraftMemory, draft_source
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
+from tandem.facts.steps import MOST_SCORED_TOKENS
 from tandem.facts.units import GIB, MIB, size_text
 from tandem.models.configuration import read_model_spec
 from tandem.models.footprint import FLOAT32_BYTES, WeightBytes, header_shapes
@@ -83,7 +84,9 @@ def working_bytes(options: ServeOptions, spec: ModelSpec, context_tokens: int) -
     them, the tokens and block tables of all slots, and the rotary table."""
     features = 8 * spec.hidden_features + 3 * spec.feed_forward_features
     drafts = MOST_STEP_DRAFTS if options.speculation != "none" else 0
-    logits = 3 * (options.max_num_seqs + drafts) * spec.vocabulary_tokens
+    # Prompts are scored before anything is drawn, so only one of both is there at a time.
+    rows = max(options.max_num_seqs + drafts, MOST_SCORED_TOKENS)
+    logits = 3 * rows * spec.vocabulary_tokens
     slots = options.max_num_seqs * (context_tokens + -(-context_tokens // options.block_size))
     rotary = context_tokens * spec.rope.rotary_dim(spec.attention.head_dim)
     return 4 * (options.max_num_batched_tokens * features + logits + slots + rotary)

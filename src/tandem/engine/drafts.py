@@ -37,7 +37,7 @@ class Draws:
         counts = plan.draft_counts[sampling] + 1
         tokens = iter(plan.draft_tokens.tolist())
         drafts = tuple(tuple(next(tokens) for _ in range(count - 1)) for count in counts.tolist())
-        places = _within(counts) - np.repeat(counts - 1, counts)
+        places = within(counts) - np.repeat(counts - 1, counts)
         return cls(np.repeat(slots, counts), np.repeat(ends, counts) + places, counts, drafts)
 
     @property
@@ -71,7 +71,7 @@ class Draws:
     def counting(self, kept: Sequence[int]) -> Indices:
         """Which draws are among the `kept` ones of their rows."""
         kept_D = np.array(kept, np.int32)
-        return np.repeat(self.firsts, kept_D) + _within(kept_D)
+        return np.repeat(self.firsts, kept_D) + within(kept_D)
 
 
 def wanted_tokens(plan: StepPlan, query_start: IntArray) -> IntArray:
@@ -80,7 +80,7 @@ def wanted_tokens(plan: StepPlan, query_start: IntArray) -> IntArray:
     if not len(plan.draft_counts):
         return query_start[1:] - 1
     counts = plan.draft_counts + 1
-    return np.repeat(query_start[1:] - counts, counts) + _within(counts)
+    return np.repeat(query_start[1:] - counts, counts) + within(counts)
 
 
 def drawing_rows(plan: StepPlan) -> BoolArray:
@@ -94,10 +94,10 @@ def draft_places(plan: StepPlan) -> tuple[IntArray, IntArray]:
     """(slots, positions) of the plan's drafts."""
     counts = plan.draft_counts
     ends = plan.starts + plan.counts
-    return np.repeat(plan.slots, counts), np.repeat(ends - counts, counts) + _within(counts)
+    return np.repeat(plan.slots, counts), np.repeat(ends - counts, counts) + within(counts)
 
 
-def _within(counts: IntArray) -> IntArray:
+def within(counts: IntArray) -> IntArray:
     """0 .. count - 1 for each count, end to end."""
     ends = np.cumsum(counts, dtype=np.int32)
     return np.arange(counts.sum(), dtype=np.int32) - np.repeat(ends - counts, counts)

@@ -14,6 +14,7 @@ from torch import Tensor
 from tandem.engine.adapters import AdapterCache, StepAdapters, no_adapter
 from tandem.engine.drafts import Draws, Indices, drawing_rows, wanted_tokens
 from tandem.engine.grammars import GrammarMasks, Grammars, NoGrammars
+from tandem.engine.prompt_scores import PendingScores, PromptScorer, scored_tokens
 from tandem.engine.proposers.contract import Continuations, Proposals, Proposer
 from tandem.engine.sampler import PendingLogprobs, Sampler
 from tandem.engine.slots import PendingSamples, Slots, SlotShape
@@ -41,6 +42,8 @@ def token_batch(plan: StepPlan, slots: Slots, adapters: StepAdapters) -> TokenBa
     blocks_T = slots.block_table[slots_T, positions_T // block_size].astype(np.int64)
     kv_slots_T = blocks_T * block_size + positions_T % block_size
     wanted_W = wanted_tokens(plan, query_start)
+    if len(plan.scored_counts):
+        wanted_W = np.concatenate((wanted_W, scored_tokens(plan, query_start)))
     used_blocks = -(-int(ends_N.max()) // block_size)
     adapted = None
     if slots.has_adapter[plan.slots].any():
@@ -71,13 +74,14 @@ class LaunchedStep:
     `samples` [N] says which rows draw. Where some check drafts, `counting` are the draws that count
     and `token_counts` how many they are in each row. `silent_sums` are of the hidden states of the
     rows that draw nothing: finite where they came to numbers; None where all draw, or where that is
-    seen elsewhere."""
+    seen elsewhere. `prompt_scores` are of the prompts that it scores, if it does."""
 
     step_id: int
     samples: BoolArray
     tokens: Tensor | None = None
     logprobs: PendingLogprobs | None = None
     silent_sums: Tensor | None = None
+    prompt_scores: PendingScores | None = None
     counting: Indices | None = None
     token_counts: tuple[int, ...] = ()
     proposals: Proposals = ()
@@ -97,6 +101,7 @@ class LaunchedStep:
             self._failed_rows(tokens),
             self.token_counts,
             self.proposals,
+            self.prompt_scores.collect() if self.prompt_scores else (),
         )
 
     def _failed_rows(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,6 +149,7 @@ class Engine:
         self.slots = Slots(shape, kv.device)
         self._masks = GrammarMasks(load_grammars, shape.slots, decoder.spec.vocabulary_tokens)
         self._sampler = Sampler(decoder.kernels, self.slots, self._masks)
+        self._prompt_scorer = PromptScorer(decoder, self.slots)
         drafts = make_proposer is not None and self.draws
         self._proposer = make_proposer(decoder, self.slots) if drafts and make_proposer else None
         self._adapters = StepAdapters(decoder, adapters or AdapterCache(no_adapter, 0))
@@ -183,6 +189,12 @@ class Engine:
         if not self.draws:
             self._pending_samples.step_launched(plan, draws)
             return LaunchedStep(plan.step_id, plan.samples)
+        prompt_scores = None
+        if len(plan.scored_counts):
+            # Before anything is drawn, while nothing else of the vocabulary's width is in memory.
+            first = len(hidden_WC) - int(plan.scored_counts.sum())
+            prompt_scores = self._prompt_scorer.score(plan, hidden_WC[first:])
+            hidden_WC = hidden_WC[:first]
         # A row that draws is seen by its draw: a hidden state that is not finite leaves no logit
         # that is. Of the others the sum is finite only if all its terms are.
         hidden_RC, silent_sums = hidden_WC, None
@@ -192,11 +204,15 @@ class Engine:
             silent_sums = self._rows(hidden_WC, ~drawing).sum(dim=1, dtype=wide)
             hidden_RC = self._rows(hidden_WC, drawing)
         if not len(draws.slots):
-            return LaunchedStep(plan.step_id, plan.samples, silent_sums=silent_sums)
+            return LaunchedStep(
+                plan.step_id, plan.samples, silent_sums=silent_sums, prompt_scores=prompt_scores
+            )
         logits_RV = self.decoder.logits(hidden_RC)
         tokens_R, logprobs = self._sampler.draw(logits_RV, draws.slots, draws.positions)
         self._remember(draws.slots, draws.positions, tokens_R)
-        step = LaunchedStep(plan.step_id, plan.samples, tokens_R, logprobs, silent_sums)
+        step = LaunchedStep(
+            plan.step_id, plan.samples, tokens_R, logprobs, silent_sums, prompt_scores
+        )
         if not (len(plan.draft_counts) or len(plan.proposals)):
             self._masks.tokens_drawn(draws.slots, tokens_R)
             return step

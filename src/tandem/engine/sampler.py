@@ -6,6 +6,8 @@ is remembered between steps, so a resumed sequence goes on with the same tokens.
 Axes: R sampling rows, V vocabulary.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -117,13 +119,19 @@ class PendingLogprobs:
 
     def collect(self) -> Logprobs:
         """One entry a sampling row; None where none were asked for."""
-        logprobs = self._scored.logprob.tolist()
-        ranks = self._scored.rank.tolist()
-        ids = self._scored.top_ids.tolist()
-        values = self._scored.top_logprobs.tolist()
         entries: list[TokenLogprobs | None] = [None] * self._row_count
-        for index, row in enumerate(self._wanting.tolist()):
-            count = self._top_counts[index]
-            top = tuple(zip(ids[index][:count], values[index][:count], strict=True))
-            entries[row] = TokenLogprobs(logprobs[index], ranks[index], top)
+        found = logprobs_on_host(self._scored, self._top_counts)
+        for row, logprobs in zip(self._wanting.tolist(), found, strict=True):
+            entries[row] = logprobs
         return tuple(entries)
+
+
+def logprobs_on_host(scored: ScoredTokens, top_counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Of each row, with so many alternatives as are wanted of it; waits for the device."""
+    logprobs, ranks = scored.logprob.tolist(), scored.rank.tolist()
+    ids, values = scored.top_ids.tolist(), scored.top_logprobs.tolist()
+    found = []
+    for row, count in zip(range(len(logprobs)), top_counts, strict=False):
+        top = tuple(zip(ids[row][:count], values[row][:count], strict=True))
+        found.append(TokenLogprobs(logprobs[row], ranks[row], top))
+    return found

@@ -93,8 +93,8 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of a chosen token under the raw logits, its rank (1 = most likely), and the
-    most likely alternatives, best first."""
+    """Log-probability of a token that was chosen or given under the raw logits, its rank (1 = most
+    likely), and the most likely alternatives, best first."""
 
     logprob: float
     rank: int
@@ -114,11 +114,13 @@ class CascadeAnswer:
 class TokenOutput:
     """What one sequence got since the last output.
 
-    `logprobs` is parallel to `tokens`, or empty when none were asked for. A token that stops the
-    sequence (end-of-sequence or stop token) is the last of `tokens`, with `stopped_by_token` set:
-    it counts as generated but is not part of the text. `cached_tokens` counts the prompt tokens
-    whose KV was found in the prefix cache. `degraded` says what of the request was cut so that it
-    could be admitted, as "max_tokens=256". `cascade` is None where one model answers everything.
+    `logprobs` is parallel to `tokens`, or empty when none were asked for. `prompt_logprobs` are of
+    the prompt's tokens but the first, and come once, with the first token; None: not now. A token
+    that stops the sequence (end-of-sequence or stop token) is the last of `tokens`, with
+    `stopped_by_token` set: it counts as generated but is not part of the text. `cached_tokens`
+    counts the prompt tokens whose KV was found in the prefix cache. `degraded` says what of the
+    request was cut so that it could be admitted, as "max_tokens=256". `cascade` is None where one
+    model answers everything.
     """
 
     tokens: tuple[int, ...]
@@ -128,3 +130,4 @@ class TokenOutput:
     cached_tokens: int = 0
     degraded: str = ""
     cascade: CascadeAnswer | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -31,11 +31,12 @@ class SamplingParameters:
     and `dry_multiplier` 0 switch those off. `dry_sequence_breakers` are tokens.
     `stop_token_ids` already holds the model's end-of-sequence ids unless the client ignores them.
     `top_logprobs` is None when no logprobs are wanted, else how many alternatives beside the
-    chosen token. Where there are `allowed_token_ids`, no other token is drawn; the last token of
-    one of the `bad_words` is not drawn after the tokens before it, of the answer. The answer is a
-    text of the `grammar` (as `text/grammars.py` writes it; empty: any text). What a client
-    sets as it is stored is a `client_field`, declared here alone; the others are made of a request
-    in `api/sampling_request.py`. Raises `InvalidRequest` naming the field.
+    chosen token; `prompt_logprobs` is the same of the prompt's tokens. Where there are
+    `allowed_token_ids`, no other token is drawn; the last token of one of the `bad_words` is not
+    drawn after the tokens before it, of the answer. The answer is a text of the `grammar` (as
+    `text/grammars.py` writes it; empty: any text). What a client sets as it is stored is a
+    `client_field`, declared here alone; the others are made of a request in
+    `api/sampling_request.py`. Raises `InvalidRequest` naming the field.
     """
 
     temperature: float = client_field(
@@ -115,6 +116,7 @@ class SamplingParameters:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""
@@ -129,8 +131,9 @@ class SamplingParameters:
         for name in ("top_p", "typical_p"):
             if getattr(self, name) == 0.0:
                 raise InvalidRequest(name, "must be greater than 0; use temperature 0 for greedy")
-        if self.top_logprobs is not None:
-            _within("top_logprobs", self.top_logprobs, 0, TOP_LOGPROBS_LIMIT)
+        for name in ("top_logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _within(name, getattr(self, name), 0, TOP_LOGPROBS_LIMIT)
         if len(self.logit_bias) > LOGIT_BIAS_LIMIT:
             raise InvalidRequest("logit_bias", f"has more than {LOGIT_BIAS_LIMIT} entries")
         if len(self.stop_token_ids) > STOP_TOKENS_LIMIT:

@@ -33,6 +33,9 @@ class Placement(Struct, frozen=True):
 
 # Drafts of one sequence: what is gained beyond is little, and each asks for room.
 MOST_DRAFT_TOKENS = 16
+# Of which logits are computed at one time where prompts are scored: all of a prompt would be a
+# gigabyte where the vocabulary is large, and more rows compute no faster.
+MOST_SCORED_TOKENS = 64
 # Of a step without drafts.
 NO_TOKENS: IntArray = np.empty(0, np.int32)
 
@@ -51,6 +54,8 @@ class StepPlan(Struct, frozen=True):
     The last `draft_counts[i]` tokens of row i are drafts, which stand in `draft_tokens`, row after
     row: the row draws the token in the place of each, too. `proposals[i]` drafts are wanted of row
     i for the next step. Both counts are of the rows that draw; empty where all are 0.
+    The tokens behind the first `scored_counts[i]` of row i are known, of a prompt, and are scored:
+    empty where all counts are 0.
     All arrays are int32 but `samples`, which is bool.
     """
 
@@ -66,6 +71,7 @@ class StepPlan(Struct, frozen=True):
     draft_counts: IntArray = NO_TOKENS
     draft_tokens: IntArray = NO_TOKENS
     proposals: IntArray = NO_TOKENS
+    scored_counts: IntArray = NO_TOKENS
 
     @property
     def batched_tokens(self) -> int:
@@ -79,7 +85,8 @@ class StepResult(Struct, frozen=True):
     Row by row `token_counts` tokens: one, and one more for each draft that is what was drawn in its
     place (empty: one each). `logprobs` is parallel to `tokens` with None where none were asked for,
     or empty when no row asked. `proposals` are drafts to go on with, for each sampling row; empty
-    where there are none, and never to be trusted. Nothing that `failed_rows` (of all rows of the
+    where there are none, and never to be trusted. `prompt_logprobs` are of the prompt tokens that
+    the plan scores, in the order of its rows. Nothing that `failed_rows` (of all rows of the
     plan) computed may be used, neither KV nor token: the model's numbers were not finite there.
     """
 
@@ -89,3 +96,4 @@ class StepResult(Struct, frozen=True):
     failed_rows: tuple[int, ...] = ()
     token_counts: tuple[int, ...] = ()
     proposals: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -55,6 +55,7 @@ class HeldAnswer:
     values: int = 0
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     last: TokenOutput | None = None
 
     def add(self, output: TokenOutput) -> int:
@@ -65,6 +66,9 @@ class HeldAnswer:
         if self.keeps_logprobs:
             self.logprobs += output.logprobs
             values += sum(1 + len(each.top) for each in output.logprobs)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+            values += sum(1 + len(each.top) for each in output.prompt_logprobs)
         self.values += values
         return values
 
@@ -83,6 +87,7 @@ class HeldAnswer:
                 cached_tokens=last.cached_tokens,
                 degraded=last.degraded,
                 cascade=answer,
+                prompt_logprobs=self.prompt_logprobs if begin == 0 else None,
             )
 
 
@@ -281,7 +286,7 @@ class Cascade:
             yield held
         finally:
             self.held_values -= held.values
-            held.tokens, held.logprobs = array("I"), []
+            held.tokens, held.logprobs, held.prompt_logprobs = array("I"), [], None
 
     def _hold(self, held: HeldAnswer, output: TokenOutput) -> None:
         self.held_values += held.add(output)
@@ -304,4 +309,5 @@ def _cut_after(output: TokenOutput, place: int) -> TokenOutput:
         output.logprobs[:count],
         cached_tokens=output.cached_tokens,
         degraded=output.degraded,
+        prompt_logprobs=output.prompt_logprobs,
     )

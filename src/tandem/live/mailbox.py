@@ -6,6 +6,7 @@ no more.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from tandem.facts.errors import Overloaded, TandemError
@@ -39,6 +40,7 @@ class Mailbox:
         self._stopped_by_token = False
         self._cached_tokens = 0
         self._degraded = ""
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         self._error: TandemError | None = None
         self._given_up = False
 
@@ -57,6 +59,9 @@ class Mailbox:
         if effect.logprobs and (logprobs := effect.logprobs[index]):
             self._logprobs.append(logprobs)
             values += 1 + len(logprobs.top)
+        if effect.prompt_logprobs and (prompt := effect.prompt_logprobs[index]) is not None:
+            self._prompt_logprobs = prompt
+            values += _values_of(prompt)
         self._reason = effect.finish_reasons[index]
         self._stopped_by_token = effect.stopped_by_token[index]
         self._cached_tokens = effect.cached_tokens[index]
@@ -83,7 +88,7 @@ class Mailbox:
         """Throw away what waits here, and all that follows."""
         self._given_up = True
         self._error = error
-        self._tokens, self._logprobs = [], []
+        self._tokens, self._logprobs, self._prompt_logprobs = [], [], None
         self._count(-self.waiting_values)
         self._arrived.set()
 
@@ -107,6 +112,7 @@ class Mailbox:
             self._stopped_by_token,
             self._cached_tokens,
             self._degraded,
+            prompt_logprobs=self._take_prompt_logprobs(),
         )
         self._tokens, self._logprobs = [], []
         self._count(-self.waiting_values)
@@ -117,21 +123,35 @@ class Mailbox:
         self._count(-self.waiting_values)
 
     def _part(self) -> TokenOutput:
+        prompt = self._take_prompt_logprobs()
+        self._count(-_values_of(prompt or ()))
         values_per_token = -(-self.waiting_values // len(self._tokens))
         # One stays, to carry the reason to end.
         count = min(len(self._tokens) - 1, max(1, MOST_TAKEN_VALUES // values_per_token))
         tokens, logprobs = tuple(self._tokens[:count]), tuple(self._logprobs[:count])
         del self._tokens[:count]
         del self._logprobs[:count]
-        self._count(-count - sum(1 + len(each.top) for each in logprobs))
+        self._count(-count - _values_of(logprobs))
         self._arrived.set()
         return TokenOutput(
-            tokens, logprobs, cached_tokens=self._cached_tokens, degraded=self._degraded
+            tokens,
+            logprobs,
+            cached_tokens=self._cached_tokens,
+            degraded=self._degraded,
+            prompt_logprobs=prompt,
         )
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        taken, self._prompt_logprobs = self._prompt_logprobs, None
+        return taken
 
     def _count(self, values: int) -> None:
         self.waiting_values += values
         self._backlog.values += values
+
+
+def _values_of(logprobs: Iterable[TokenLogprobs]) -> int:
+    return sum(1 + len(each.top) for each in logprobs)
 
 
 class Mailboxes:

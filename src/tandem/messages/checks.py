@@ -57,6 +57,7 @@ def _tokens_reported(message: TokensReported) -> None:
         len(emission.stopped_by_token),
         len(emission.cached_tokens),
         len(emission.logprobs) or rows,
+        len(emission.prompt_logprobs) or rows,
     }
     _need(len(lengths) == 1, "has rows of unequal length")
 

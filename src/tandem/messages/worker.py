@@ -143,6 +143,8 @@ class EmitTokens(Struct, frozen=True):
     many rows, one behind the other.
 
     `finish_reasons[i]` is None while the sequence goes on. `logprobs` is empty when nobody asked.
+    `prompt_logprobs` are of all prompt tokens but the first, with the first token of a request that
+    asked; empty where no row has any.
     """
 
     request_ids: tuple[str, ...]
@@ -151,6 +153,7 @@ class EmitTokens(Struct, frozen=True):
     stopped_by_token: tuple[bool, ...]
     cached_tokens: tuple[Count, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
 
 
 class Refuse(Struct, frozen=True):

@@ -243,7 +243,7 @@ class AdmissionFront:
         worker, pulling = view_of(choice.workers, prefill), view
         if worker.cost.tiers:
             # What is only expected on the device may be gone from there: the worker looks itself.
-            pulling = replace(view, hits={prefill: self.index.held(prefill, state.chain)})
+            pulling = replace(view, hits={prefill: self.index.held(prefill, state.reusable_chain)})
         state.tier_ends = worthwhile_pulls(pulling, worker, self._predictor)
         if not state.tier_ends:
             # What it finds on the device may be gone when it has waited for its turn: then it comes
@@ -436,7 +436,7 @@ class AdmissionFront:
     def _look(self, state: RequestState, now_ns: int) -> RequestView:
         """The request as policies see it now: with the tokens so far, and who holds its prefix."""
         self.hash_blocks(state)
-        found = self.index.match(state.chain, now_ns)
+        found = self.index.match(state.reusable_chain, now_ns)
         state.look(found.hits, found.remote_tokens)
         return state.view
 

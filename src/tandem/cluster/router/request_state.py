@@ -177,6 +177,18 @@ class RequestState:
         request = self.submission.request
         return len(request.prompt_tokens) + len(request.output_tokens) + len(self.output)
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt is still to be scored: then no KV of it can be had from a cache."""
+        request = self.submission.request
+        known_output = bool(request.output_tokens or self.output)
+        return request.sampling.prompt_logprobs is not None and not known_output
+
+    @property
+    def reusable_chain(self) -> Chain:
+        """Of what workers may find in their caches."""
+        return [] if self.scores_prompt else self.chain
+
     def tokens(self) -> "tuple[int, ...] | array[int]":
         """Everything known, prompt first."""
         request = self.submission.request
@@ -208,8 +220,11 @@ class RequestState:
 
     def takes_token(self, reason: FinishReason | None, first_token: FirstToken) -> bool:
         """Whether a token that was just drawn for it counts: one that the decode worker draws
-        again does not, unless the answer ends with it."""
+        again does not, unless the answer ends with it. With the scores of a prompt it always does:
+        only who computed the prompt has them."""
         if first_token is FirstToken.SENT or self.stage is not Stage.PREFILLING:
+            return True
+        if self.scores_prompt:
             return True
         return self.local or reason is not None
 

@@ -19,6 +19,7 @@ from tandem.cluster.worker.output import (
     report_copies,
     report_kv,
     report_lost_kv,
+    take_prompt_scores,
 )
 from tandem.cluster.worker.plan_builder import PlanBuilder, repeat, repeating_steps
 from tandem.cluster.worker.prefetches import Returning
@@ -193,8 +194,7 @@ class WorkerMachine:
                         sequence.stop_for_transfer()
             case ImportsArrived(requests, import_tokens):
                 for request, tokens in zip(requests, import_tokens, strict=True):
-                    if sequence := self._arrive(request, now_ns, effects, tokens):
-                        sequence.has_sender = True
+                    self._arrive(request, now_ns, effects, tokens, has_sender=True)
             case ImportDone():
                 self._import_done(event)
             case CopiesRequested(request_ids):
@@ -238,6 +238,8 @@ class WorkerMachine:
         now_ns: int,
         effects: list[WorkerEffect],
         import_tokens: int = 0,
+        *,
+        has_sender: bool = False,
     ) -> Sequence | None:
         if error := self._objection(request) or self._make_way(request, effects):
             effects.append(Refuse(request.request_id, error))
@@ -248,7 +250,12 @@ class WorkerMachine:
         if request.deadline_s > 0:
             due_ns = now_ns + round(min(request.deadline_s, LONGEST_DEADLINE_S) * 1e9)
         sequence = Sequence(request, rank, root, self.config.context_tokens, due_ns)
-        sequence.import_tokens = min(import_tokens, sequence.known_tokens)
+        if has_sender:
+            sequence.has_sender = True
+            # Who sends the KV has scored the prompt, if that is wanted.
+            sequence.prompt_scores = None
+        if sequence.prompt_scores is None:
+            sequence.import_tokens = min(import_tokens, sequence.known_tokens)
         if self.config.prefix_caching:
             sequence.chain = self._chains.chain(root, request.prompt_tokens)
             chain = sequence.reusable_chain(self.config.block_size)
@@ -376,6 +383,8 @@ class WorkerMachine:
         effects: list[WorkerEffect] = []
         computed: list[Sequence] = []
         failed = {builder.rows[row][0] for row in result.failed_rows}
+        if result.prompt_logprobs:
+            take_prompt_scores(builder, result)
         for sequence, end_tokens, drawn in landed_rows(builder, result):
             sequence.steps_in_flight -= 1
             if drawn:

@@ -3,6 +3,7 @@ now. A sequence whose drafts were kept has several tokens, one row each, in thei
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
+from itertools import islice
 
 from tandem.cluster.worker.block_pool import BlockPool
 from tandem.cluster.worker.plan_builder import PlanBuilder
@@ -10,6 +11,8 @@ from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.facts.request import FinishReason, TokenLogprobs
 from tandem.facts.steps import StepResult
 from tandem.messages.worker import EmitTokens, KvComputed, WorkerEffect
+
+PromptLogprobs = tuple[TokenLogprobs, ...] | None
 
 
 def landed_rows(builder: PlanBuilder, result: StepResult) -> Iterator[tuple[Sequence, int, range]]:
@@ -33,6 +36,16 @@ def landed_rows(builder: PlanBuilder, result: StepResult) -> Iterator[tuple[Sequ
         drawn += count
 
 
+def take_prompt_scores(builder: PlanBuilder, result: StepResult) -> None:
+    """Give each sequence the scores of its prompt tokens that the step computed; those of a
+    sequence that has left its slot meanwhile are as good as any."""
+    scores = iter(result.prompt_logprobs)
+    for (sequence, _, _), count in zip(builder.rows, builder.scored_counts, strict=True):
+        if count:
+            assert sequence.prompt_scores is not None
+            sequence.prompt_scores += islice(scores, count)
+
+
 class StepOutput:
     """The columns of one `EmitTokens` while a landed step is read."""
 
@@ -42,6 +55,7 @@ class StepOutput:
         self.reasons: list[FinishReason | None] = []
         self.stopped: list[bool] = []
         self.logprobs: list[TokenLogprobs | None] = []
+        self.prompt_logprobs: list[PromptLogprobs] = []
 
     def take(self, sequence: Sequence, result: StepResult, drawn: range) -> bool:
         """Give the sequence its tokens, up to one that ends it. Whether one does."""
@@ -52,6 +66,7 @@ class StepOutput:
             self.tokens.append(token)
             self.reasons.append(reason)
             self.stopped.append(stopped)
+            self.prompt_logprobs.append(sequence.take_prompt_scores())
             if result.logprobs:
                 self.logprobs.append(result.logprobs[token_index])
             if reason is not None:
@@ -70,13 +85,14 @@ class StepOutput:
                 stopped_by_token=tuple(self.stopped),
                 cached_tokens=tuple([each.prefix_hit.cached_tokens for each in self.sequences]),
                 logprobs=tuple(self.logprobs),
+                prompt_logprobs=_unless_none(self.prompt_logprobs),
             )
         ]
 
 
 def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
     """Only these rows of it."""
-    logprobs = emission.logprobs
+    logprobs, prompts = emission.logprobs, emission.prompt_logprobs
     return EmitTokens(
         request_ids=tuple(emission.request_ids[row] for row in rows),
         tokens=tuple(emission.tokens[row] for row in rows),
@@ -84,7 +100,13 @@ def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
         stopped_by_token=tuple(emission.stopped_by_token[row] for row in rows),
         cached_tokens=tuple(emission.cached_tokens[row] for row in rows),
         logprobs=tuple(logprobs[row] for row in rows) if logprobs else (),
+        prompt_logprobs=_unless_none([prompts[row] for row in rows] if prompts else ()),
     )
+
+
+def _unless_none(columns: Ordered[PromptLogprobs]) -> tuple[PromptLogprobs, ...]:
+    """Mostly nobody has asked."""
+    return tuple(columns) if any(each is not None for each in columns) else ()
 
 
 def report_kv(sequences: list[Sequence], pool: BlockPool) -> list[WorkerEffect]:

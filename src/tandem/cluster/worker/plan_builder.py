@@ -20,9 +20,9 @@ PLACED_BLOCKS = 4096
 class PlanBuilder:
     """Grows a `StepPlan` row by row. `rows` remembers whose row is which: (sequence, end of its
     computed tokens, whether it samples), `draft_counts` how many drafts stand at the end of each,
-    `proposals` how many it makes for the next step, `work` what they compute in all, once the plan
-    is built. `short_of_blocks`: blocks ran out on the way; `prompts`: some row has more than one
-    token that is no draft."""
+    `proposals` how many it makes for the next step, `scored_counts` how many prompt tokens each row
+    scores, `work` what they compute in all, once the plan is built. `short_of_blocks`: blocks ran
+    out on the way; `prompts`: some row has more than one token that is no draft."""
 
     def __init__(self, step_id: int, budget_tokens: int) -> None:
         self.step_id = step_id
@@ -34,6 +34,7 @@ class PlanBuilder:
         self.draft_counts: list[int] = []
         self._draft_tokens: list[int] = []
         self.proposals: list[int] = []
+        self.scored_counts: list[int] = []
         self.prompts = False
         self._placements: list[Placement] = []
         self._counts: list[int] = []
@@ -109,7 +110,9 @@ class PlanBuilder:
         """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there; behind
         them `drafts`, if they end where it draws. Then so many tokens are wanted as the next."""
         residency = sequence.residency
+        first = residency.scheduled
         residency.scheduled += chunk_tokens
+        self.scored_counts.append(sequence.scored_tokens(first, residency.scheduled))
         sequence.steps_in_flight += 1
         draws = sequence.draws_next
         drafted = 0
@@ -132,8 +135,8 @@ class PlanBuilder:
         rows, counts = self.rows, self._counts
         starts = [end - count for (_, end, _), count in zip(rows, counts, strict=True)]
         samples = [draws for _, _, draws in rows]
-        drafts = len(self._draft_tokens)
-        sampled_rows = sum(samples) + drafts
+        drafts, scored_tokens = len(self._draft_tokens), sum(self.scored_counts)
+        sampled_rows = sum(samples) + drafts + scored_tokens
         self.launched_ns, self.work = now_ns, work_of(starts, counts, sampled_rows, drafts)
         return StepPlan(
             step_id=self.step_id,
@@ -148,6 +151,7 @@ class PlanBuilder:
             draft_counts=_numbers(self.draft_counts if drafts else []),
             draft_tokens=_numbers(self._draft_tokens),
             proposals=_numbers(self.proposals if self.longest_proposal else []),
+            scored_counts=_numbers(self.scored_counts if scored_tokens else []),
         )
 
 

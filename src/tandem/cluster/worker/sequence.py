@@ -11,7 +11,7 @@ from msgspec import Struct
 from tandem.cluster.worker.draft_history import DraftRecord
 from tandem.facts.blocks import Chain, grown_chain
 from tandem.facts.kv import BlockName
-from tandem.facts.request import FinishReason, Request
+from tandem.facts.request import FinishReason, Request, TokenLogprobs
 from tandem.policy.batching import NEVER_NS, Rank
 
 
@@ -109,7 +109,8 @@ class Sequence:
     `limit_tokens`, which lies further only when another worker goes on (`transfers_after`). What
     its client waits for next is due at `due_ns`. The engine's guess at what follows is its
     `proposal`; what came of earlier ones is in `drafts`. While it waited for room for its adapter
-    it was `overtaken` by so many.
+    it was `overtaken` by so many. `prompt_scores` are those of its prompt tokens but the first, as
+    far as they are computed, until they leave with the first token; None where none are wanted.
     """
 
     __slots__ = (
@@ -123,6 +124,7 @@ class Sequence:
         "overtaken",
         "phase",
         "prefix_hit",
+        "prompt_scores",
         "proposal",
         "rank",
         "request",
@@ -166,6 +168,9 @@ class Sequence:
         self.prefix_hit = PrefixHit()
         self.proposal: tuple[int, ...] = ()
         self.drafts = DraftRecord()
+        # Who goes on with an answer was told the scores of its prompt with the first token.
+        wants_scores = request.sampling.prompt_logprobs is not None and not request.output_tokens
+        self.prompt_scores: list[TokenLogprobs] | None = [] if wants_scores else None
 
     @property
     def account(self) -> str:
@@ -198,10 +203,34 @@ class Sequence:
     def reusable_chain(self, block_size: int) -> Chain:
         """Hashes of the blocks that may come from the cache.
 
-        The last known token is always recomputed: its logits draw the next one.
+        The last known token is always recomputed: its logits draw the next one. KV that others have
+        computed gives no logits, so a prompt that is scored is computed here from its first token
+        that has no score.
         """
         self.grow_chain(block_size)
-        return self.chain[: (self.known_tokens - 1) // block_size]
+        return self.chain[: self._reusable_tokens // block_size]
+
+    @property
+    def _reusable_tokens(self) -> int:
+        reusable_tokens = self.known_tokens - 1
+        if self.prompt_scores is None:
+            return reusable_tokens
+        return min(reusable_tokens, len(self.prompt_scores))
+
+    def scored_tokens(self, first: int, end: int) -> int:
+        """Of the tokens `first .. end`, behind how many a prompt token is to be scored; they are
+        the first of them."""
+        if self.prompt_scores is None:
+            return 0
+        return max(0, min(end, len(self.request.prompt_tokens) - 1) - first)
+
+    def take_prompt_scores(self) -> tuple[TokenLogprobs, ...] | None:
+        """All of them, once."""
+        if self.prompt_scores is None:
+            return None
+        assert len(self.prompt_scores) == len(self.request.prompt_tokens) - 1
+        scores, self.prompt_scores = tuple(self.prompt_scores), None
+        return scores
 
     def grow_chain(self, block_size: int) -> None:
         """Have `chain` hold all full blocks of what is known."""
@@ -231,6 +260,9 @@ class Sequence:
         self.residency = KvResidency(
             slot, list(cached_blocks), cached_tokens, cached_tokens, len(cached_blocks)
         )
+        if self.prompt_scores is not None:
+            # What is computed again is scored again.
+            del self.prompt_scores[cached_tokens:]
         hit, prompt_tokens = self.prefix_hit, len(self.request.prompt_tokens)
         new_tokens = min(cached_tokens, prompt_tokens) - hit.reached_tokens
         hit.cached_tokens = max(0, hit.cached_tokens) + max(0, new_tokens)

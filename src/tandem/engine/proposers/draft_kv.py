@@ -3,18 +3,22 @@ is computed for each sequence, and the batches that compute further.
 
 What was computed of a block stays of use to whoever gets the same block with the same content. An
 *element* is what a proposer computes for a known token: element i is that of token i + `shift`.
-Axes: D sequences, M blocks of a sequence, T packed elements.
+Axes: D sequences, M blocks of a sequence, T packed elements, V vocabulary.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tandem.engine.slots import Slots
 from tandem.facts.steps import IntArray, Placement, scratch_blocks
 from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.faces import Kernels
 from tandem.kv.store import KvStore
 from tandem.models.decoder import TokenBatch
 
@@ -83,6 +87,19 @@ class Chunks:
     tokens: IntArray
 
 
+class ElementModel(Protocol):
+    """Computes elements, and what follows them."""
+
+    def begin(self, rows: DraftRows, chunks: Chunks, numbers: NDArray[np.intp]) -> Tensor:
+        """logits_DV behind the last element of each row; these are the rows of such `numbers` among
+        all that are asked for."""
+        ...
+
+    def go_on(self, rows: DraftRows, chunks: Chunks, staying: NDArray[np.bool_]) -> Tensor:
+        """The same one element further, of those rows of the last call that are `staying`."""
+        ...
+
+
 class DraftKv:
     """`kv` has the blocks of the model's pool, and behind them `scratch_blocks` for each slot. With
     a `window` no more elements than that are looked at, nor ever computed before the last."""
@@ -107,7 +124,7 @@ class DraftKv:
         for placement in placements:
             self._computed[placement.slot] = -1
 
-    def rows(self, slots: IntArray, ends: IntArray) -> DraftRows:
+    def _rows(self, slots: IntArray, ends: IntArray) -> DraftRows:
         widest = self._handed_out(int(ends.max())) + self._scratch
         tables_DM = np.zeros((len(slots), widest), np.int32)
         for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
@@ -119,7 +136,7 @@ class DraftKv:
             )
         return DraftRows(slots, ends, tables_DM)
 
-    def catch_up(self, rows: DraftRows) -> tuple[NDArray[np.intp], Chunks]:
+    def _catch_up(self, rows: DraftRows) -> tuple[NDArray[np.intp], Chunks]:
         """Which rows are to be computed further and by which elements, within the budget; those
         that come to their end are the first. To be computed before anything else is asked."""
         ends = rows.ends - self._shift
@@ -142,6 +159,43 @@ class DraftKv:
         ]
         chunks = Chunks(starts[computing], counts[computing], np.concatenate(tokens))
         return computing, chunks
+
+    def drafts(
+        self,
+        slots: IntArray,
+        ends: IntArray,
+        counts: IntArray,
+        model: ElementModel,
+        kernels: Kernels,
+    ) -> list[list[int]]:
+        """At most `counts` tokens behind the first `ends` of the sequences in `slots`, one behind
+        the other. Each is drawn as the token itself will be, with its parameters and its noise: so
+        the two are equal as often as the distributions overlap."""
+        rows = self._rows(slots, ends)
+        ready, chunks = self._catch_up(rows)
+        logits_DV = model.begin(rows.some(ready), chunks, ready)
+        through = chunks.starts + chunks.counts == ends[ready] - self._shift
+        drawn: list[list[int]] = [[] for _ in slots]
+        for place in range(int(counts.max())):
+            staying = counts[ready] > place
+            if not place:
+                staying = staying & through
+            ready = ready[staying]
+            if not len(ready):
+                break
+            if place:
+                newest = np.array([drawn[row][-1] for row in ready])
+                starts = ends[ready] + place - 1 - self._shift
+                chunks = Chunks(starts, np.ones_like(starts), newest)
+                logits_DV = model.go_on(rows.some(ready), chunks, staying)
+            elif not staying.all():
+                logits_DV = logits_DV[torch.from_numpy(staying).to(logits_DV.device)]
+            draws = self._slots.sampling_rows(slots[ready], ends[ready] + place)
+            for row, token in zip(
+                ready.tolist(), kernels.sample(logits_DV, draws).tolist(), strict=True
+            ):
+                drawn[row].append(max(0, token))
+        return drawn
 
     def batch(self, rows: DraftRows, chunks: Chunks) -> TokenBatch:
         """Of these elements, whose last of each row is wanted."""

@@ -24,13 +24,11 @@ from tandem.models.eagle import EagleHead
 
 
 class EagleProposer:
-    """Guesses are drawn as the tokens themselves will be, with their parameters and their noise.
-    `kv` is as of `DraftKv`, of one layer."""
+    """`kv` is as of `DraftKv`, of one layer."""
 
     def __init__(self, decoder: Decoder, head: EagleHead, kv: KvStore, slots: Slots) -> None:
         self._decoder = decoder
         self._head = head
-        self._slots = slots
         self._kv = DraftKv(kv, slots, shift=1, window=head.spec.attention.window_tokens[0])
 
     def sequences_placed(self, placements: Iterable[Placement]) -> None:
@@ -43,42 +41,51 @@ class EagleProposer:
         wanting = np.flatnonzero((rows.counts > 0) & (rows.ends > 1))
         found: list[tuple[int, ...]] = [()] * len(rows.slots)
         if len(wanting):
-            for row, tokens in zip(wanting.tolist(), self._draft(rows, wanting), strict=True):
+            slots, ends, counts = (each[wanting] for each in (rows.slots, rows.ends, rows.counts))
+            features = _Features(self._decoder, self._head, self._kv, rows, wanting)
+            drawn = self._kv.drafts(slots, ends, counts, features, self._decoder.kernels)
+            for row, tokens in zip(wanting.tolist(), drawn, strict=True):
                 found[row] = tuple(tokens)
         return tuple(found)
 
-    def _draft(self, asked: Continuations, wanting: NDArray[np.intp]) -> list[list[int]]:
-        slots, ends, counts = asked.slots[wanting], asked.ends[wanting], asked.counts[wanting]
-        rows = self._kv.rows(slots, ends)
-        ready, chunks = self._kv.catch_up(rows)
-        features_TC = self._known_features(asked, wanting[ready], chunks)
-        guessed_DC = self._guess(rows.some(ready), chunks, features_TC)
-        through = chunks.starts + chunks.counts == ends[ready] - 1
-        guessed_DC = guessed_DC[torch.from_numpy(through).to(guessed_DC.device)]
-        ready = ready[through]
-        drawn: list[list[int]] = [[] for _ in slots]
-        for place in range(int(counts.max())):
-            going_on = counts[ready] > place
-            guessed_DC = guessed_DC[torch.from_numpy(going_on).to(guessed_DC.device)]
-            ready = ready[going_on]
-            if not len(ready):
-                break
-            if place:
-                newest = np.array([drawn[row][-1] for row in ready])
-                starts = ends[ready] + place - 2
-                chunks = Chunks(starts, np.ones_like(starts), newest)
-                guessed_DC = self._guess(rows.some(ready), chunks, guessed_DC)
-            logits_DV = self._decoder.head_logits(guessed_DC)
-            draws = self._slots.sampling_rows(slots[ready], ends[ready] + place)
-            tokens = self._decoder.kernels.sample(logits_DV, draws).tolist()
-            for row, token in zip(ready.tolist(), tokens, strict=True):
-                drawn[row].append(max(0, token))
-        return drawn
 
-    def _known_features(
-        self, asked: Continuations, numbers: NDArray[np.intp], chunks: Chunks
-    ) -> Tensor:
+class _Features:
+    """The features of one look ahead, as an `ElementModel`: first those of the model, then each
+    guessed from the one before. `wanting` are the rows of `asked` that drafts are made for."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        head: EagleHead,
+        kv: DraftKv,
+        asked: Continuations,
+        wanting: NDArray[np.intp],
+    ) -> None:
+        self._decoder, self._head, self._kv = decoder, head, kv
+        self._asked, self._wanting = asked, wanting
+        self._newest_DC: Tensor | None = None
+
+    def begin(self, rows: DraftRows, chunks: Chunks, numbers: NDArray[np.intp]) -> Tensor:
+        """See `ElementModel`."""
+        return self._logits(rows, chunks, self._known(self._wanting[numbers], chunks))
+
+    def go_on(self, rows: DraftRows, chunks: Chunks, staying: NDArray[np.bool_]) -> Tensor:
+        """See `ElementModel`."""
+        newest_DC = self._newest_DC
+        assert newest_DC is not None
+        if len(rows.slots) < len(newest_DC):
+            newest_DC = newest_DC[torch.from_numpy(staying).to(newest_DC.device)]
+        return self._logits(rows, chunks, newest_DC)
+
+    def _logits(self, rows: DraftRows, chunks: Chunks, features_TC: Tensor) -> Tensor:
+        batch = self._kv.batch(rows, chunks)
+        embedded_TC = self._decoder.embedded(batch.token_ids)
+        self._newest_DC = self._head.forward(batch, embedded_TC, features_TC, self._kv.kv)
+        return self._decoder.head_logits(self._newest_DC)
+
+    def _known(self, numbers: NDArray[np.intp], chunks: Chunks) -> Tensor:
         """features_TC of the chunks' elements: those that the step computed, else zeros."""
+        asked = self._asked
         normed = self._decoder.normed(asked.hidden)
         features_TC = normed.new_zeros(len(chunks.tokens), normed.shape[1])
         first_hidden = asked.newest + 1 - asked.drawn
@@ -94,9 +101,3 @@ class EagleProposer:
                 features_TC[target : target + known] = normed[source : source + known]
             at += int(count)
         return features_TC
-
-    def _guess(self, rows: DraftRows, chunks: Chunks, features_TC: Tensor) -> Tensor:
-        """features_DC behind the last element of each row."""
-        batch = self._kv.batch(rows, chunks)
-        embedded_TC = self._decoder.embedded(batch.token_ids)
-        return self._head.forward(batch, embedded_TC, features_TC, self._kv.kv)

@@ -60,7 +60,9 @@ class DummyEngine:
         end_ns = began_ns + round(seconds * NS_PER_S)
         while (left_ns := end_ns - now_ns()) > 0:
             time.sleep(left_ns / NS_PER_S)
-        return EndedStep(StepResult(plan.step_id, (self._token,) * len(drawing), logprobs))
+        scored = (TokenLogprobs(0.0, 1),) * int(plan.scored_counts.sum())
+        tokens = (self._token,) * len(drawing)
+        return EndedStep(StepResult(plan.step_id, tokens, logprobs, prompt_logprobs=scored))
 
     def take_landed(
         self, step_id: int, tokens: tuple[int, ...], counts: tuple[int, ...] = ()

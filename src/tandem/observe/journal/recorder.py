@@ -214,6 +214,7 @@ class Recorder:
             event.arrived_ns,
             "" if request.adapter is None else request.adapter.digest,
             0 if request.adapter is None else request.adapter.weight_bytes,
+            request.sampling.prompt_logprobs is not None and not request.output_tokens,
         )
 
     def _hashed(self) -> tuple[Hashed, ...]:

@@ -101,7 +101,8 @@ class TokensDrawn(msgspec.Struct, array_like=True, tag="t", frozen=True):
 class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
     """`RequestSubmitted`. Requests of one call that share their prompt have one `prompt` number.
     `call` is the size of a call of several requests, under a pseudonym; `adapter` is the digest of
-    the adapter that answers, and of `adapter_bytes`."""
+    the adapter that answers, and of `adapter_bytes`. `scores_prompt`: its prompt is scored, so no
+    cache serves it."""
 
     name: int
     prompt: int
@@ -122,6 +123,7 @@ class Submitted(msgspec.Struct, array_like=True, tag="r", frozen=True):
     arrived_ns: int | None = None
     adapter: str = ""
     adapter_bytes: int = 0
+    scores_prompt: bool = False
 
 
 class Withdrawn(msgspec.Struct, array_like=True, tag="w", frozen=True):

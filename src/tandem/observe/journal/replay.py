@@ -132,7 +132,10 @@ class ReplayedEvents:
         request = Request(
             request_id=str(record.name),
             prompt_tokens=prompt,
-            sampling=SamplingParameters(max_tokens=record.max_tokens),
+            sampling=SamplingParameters(
+                max_tokens=record.max_tokens,
+                prompt_logprobs=0 if record.scores_prompt else None,
+            ),
             priority=record.priority,
             choice=record.choice,
             session=session_key(record.tenant, record.session),
