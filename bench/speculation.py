@@ -2,7 +2,7 @@
 the same run, by kind of answer; and what checking drafts costs a model of half a billion
 parameters.
 
-Usage: python bench/speculation.py [--rounds 5] [--tasks 8] [--only mini|cost]
+Usage: python bench/speculation.py [--rounds 5] [--tasks 8] [--only mini|cost] [--sequences 1,16]
 """
 
 import argparse
@@ -232,11 +232,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--proposers", default=",".join(PROPOSERS[1:]))
+    parser.add_argument("--sequences", default="1,16")
     parser.add_argument("--only", choices=("mini", "cost"))
     wishes = parser.parse_args()
     console = Console(width=120)
     if wishes.only != "cost":
-        for sequences in (1, 16):
+        for sequences in map(int, wishes.sequences.split(",")):
             mini_table(sequences, wishes, console)
     if wishes.only != "mini":
         cost_table(wishes, console)

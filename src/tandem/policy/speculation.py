@@ -16,7 +16,7 @@ from tandem.facts.steps import MOST_DRAFT_TOKENS
 # Of all sequences together in a step: each of their draws is a row of logits.
 MOST_STEP_DRAFTS = 64
 # What drafts must promise over none: both are estimates, and the next step waits for them.
-LEAST_GAIN = 1.05
+LEAST_GAIN = 1.1
 
 
 class StepTimes(Protocol):

@@ -1,7 +1,7 @@
 """Live migration: a running request decodes on while another worker reads its KV, then continues
 there. If anything fails before that, it continues where it is."""
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from tandem.cluster.router.admission import AdmissionFront
 from tandem.cluster.router.fleet import Fleet
@@ -105,11 +105,11 @@ class Migrations:
 
 
 def to_migrate(
-    event: MigrationsRequested, on_their_way: Collection[RequestState], fleet: Fleet
+    event: MigrationsRequested, on_their_way: Iterable[RequestState], fleet: Fleet
 ) -> list[RequestState]:
-    """The largest that decode at the source and fit into the tokens asked for, each counted; none
-    where the target takes no decodes, or not what the source has, and no suspects, whom another
-    might meet there."""
+    """The largest that decode at the source and fit into the tokens asked for, each counted, of
+    those `on_their_way` in the order in which they were sent; none where the target takes no
+    decodes, or not what the source has, and no suspects, whom another might meet there."""
     target = fleet.workers.get(event.target)
     if event.source == event.target or not target or not target.decodes_more:
         return []
@@ -122,7 +122,8 @@ def to_migrate(
         and state.decode == event.source
         and not state.deaths.suspect
     ]
-    decoding.sort(key=lambda state: (-state.known_tokens, state.request_id))
+    # Of equals the one that was sent first: a name is another one in a journal.
+    decoding.sort(key=lambda state: -state.known_tokens)
     chosen, tokens = [], 0
     for state in decoding:
         if tokens + state.known_tokens <= event.tokens:
