@@ -18,7 +18,7 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
-from model import HALF_BILLION, Rig, load
+from model import BLOCK_SIZE, CONTEXT_TOKENS, HALF_BILLION, Rig, load
 from tandem.bench.tasks.evaluation import choose_suites, make_tasks, scaled_counter
 from tandem.bench.tasks.task import Task
 from tandem.cluster.worker.machine import WorkerMachine
@@ -199,7 +199,7 @@ def cost_table(wishes: argparse.Namespace, console: Console) -> None:
 
 def step_seconds(decoder: Decoder, sequences: int, drafts: int) -> float:
     """The median step in which sequences of 128 tokens check so many wrong drafts each."""
-    rig = Rig.around(decoder, sequences, sequences * 16)
+    rig = Rig.around(decoder, sequences, max(sequences * 16, CONTEXT_TOKENS // BLOCK_SIZE))
     sampling = SamplingParameters(temperature=0.0, max_tokens=64)
     prompts = [tuple(range(1 + number, 129 + number)) for number in range(sequences)]
     taken: list[float] = []

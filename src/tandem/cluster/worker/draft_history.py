@@ -13,6 +13,8 @@ FIRST_KEPT, FIRST_OFFERED = 0.7, 0.8
 PRIOR_TOKENS = 2.0
 # What remains of an observation after each further step.
 CHANCE_FADES, OFFER_FADES, TOTAL_FADES = 0.97, 0.9, 0.99
+# Within so many steps, at the most, whoever begins to be drafted for is caught up with.
+CATCH_UP_STEPS = 8
 # How far a time follows the newest: a step that took longer may just have been disturbed.
 SHORTER_FOLLOWS, LONGER_FOLLOWS = 0.3, 0.03
 # Sizes of steps whose times are kept; how much each counts at most, what remains of that with each
@@ -28,13 +30,26 @@ GUESS_WEIGHT = 4.0
 
 class DraftRecord(Struct):
     """Of one sequence, fading: of `tried` draft tokens, each after kept ones, `kept` were kept; of
-    `wanted` tokens `offered` were drafted. It `goes_on` where the newest step drafted for it."""
+    `wanted` tokens `offered` were drafted. The newest `begun_steps` have all wanted some."""
 
     kept: float = 0.0
     tried: float = 0.0
     offered: float = 0.0
     wanted: float = 0.0
-    goes_on: bool = False
+    begun_steps: int = 0
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether who drafts for it may just be reading what was said before, once."""
+        return not self.begun_steps or (self.begun_steps < CATCH_UP_STEPS and not self.offered)
+
+    def fade(self, steps: int) -> None:
+        """So many steps went without drafts."""
+        self.kept *= CHANCE_FADES**steps
+        self.tried *= CHANCE_FADES**steps
+        self.wanted *= OFFER_FADES**steps
+        self.offered *= OFFER_FADES**steps
+        self.begun_steps = 0
 
 
 class DraftHistory:
@@ -53,7 +68,7 @@ class DraftHistory:
         record.tried = record.tried * CHANCE_FADES + tried
         record.wanted = record.wanted * OFFER_FADES + wanted
         record.offered = record.offered * OFFER_FADES + offered
-        record.goes_on = offered > 0
+        record.begun_steps = record.begun_steps + 1 if wanted else 0
         self._all.kept += kept
         self._all.tried += tried
 

@@ -10,8 +10,9 @@ from tandem.facts.step_totals import DraftTotals
 from tandem.facts.steps import StepResult
 from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Speculation
 
-# The rule is made anew after so many steps, or with another number of sequences.
-RULE_STEPS = 8
+# The rule is made anew after so many steps, seldom where it says no; or with another number of
+# sequences.
+RULE_STEPS, DECLINED_STEPS = 8, 32
 # Of whom nothing is known yet.
 _ANYBODY = (DraftRecord(),)
 
@@ -48,7 +49,10 @@ class Drafting:
     def rule(self, running: Ordered[DraftRecord]) -> DraftRule:
         """For a step of these sequences; where it has none, for one that is to come."""
         self._rule_steps += 1
-        if len(running) != self._rule_rows or self._rule_steps >= RULE_STEPS:
+        lasts = RULE_STEPS if self._rule.longest else DECLINED_STEPS
+        if len(running) != self._rule_rows or self._rule_steps >= lasts:
+            for record in running if not self._rule.longest else ():
+                record.fade(self._rule_steps)
             self._rule_rows, self._rule_steps = len(running), 0
             self._rule = self._decided(running or _ANYBODY)
         if running and not self._rule.longest:
@@ -67,6 +71,12 @@ class Drafting:
         if not self._overlap:
             began_ns = max(began_ns, self._landed_ns)
         self._landed_ns = now_ns
+        if not builder.drafts:
+            # As nearly always where drafts do not pay, and then nothing shall be spent on them.
+            if not builder.prompts:
+                self._history.times.step_landed(builder.tokens, 0, now_ns - began_ns)
+            self._history.step_landed()
+            return
         counts, proposals = iter(result.token_counts), iter(result.proposals)
         # Who begins to draft may have to catch up with what was said before, once.
         usual = not builder.prompts
@@ -77,7 +87,7 @@ class Drafting:
                 continue
             kept = next(counts, 1) - 1
             proposal = self._sound(next(proposals, ()), wanted)
-            usual = usual and not (wanted and not (sequence.drafts.goes_on and proposal))
+            usual = usual and not (wanted and sequence.drafts.catches_up)
             self._history.row_landed(sequence.drafts, drafted, kept, wanted, len(proposal))
             if drafted:
                 self._count(drafted, kept)
@@ -106,5 +116,7 @@ class Drafting:
     def _decided(self, running: Ordered[DraftRecord]) -> DraftRule:
         times = self._history.times
         if self.speculation.adaptive and not times.known:
+            # To be decided once a step was measured.
+            self._rule_rows = -1
             return NO_DRAFTS
         return self.speculation.rule([self.chances(each) for each in running], times)
