@@ -55,6 +55,26 @@ def batch_of(queries: Sequence[int], contexts: Sequence[int], table: Tensor) -> 
     return AttentionBatch(starts, torch.tensor(contexts, dtype=torch.int32), table)
 
 
+def repaged(dense: Sequence[Tensor], shape: Shape) -> Paged:
+    """Sequences of these keys and values in a pool of their own."""
+    lengths = [each.shape[2] for each in dense]
+    pages = paged(lengths, shape, seed=1)
+    size = shape.block_size
+    for n, each in enumerate(dense):
+        for b in range(-(-lengths[n] // size)):
+            part = each[:, :, b * size : (b + 1) * size]
+            pages.pool[pages.block_table[n, b], :, :, : part.shape[2]] = part
+    return Paged(list(dense), pages.pool, pages.block_table)
+
+
+def tree_paths(parents: Sequence[int]) -> list[list[int]]:
+    """Of each query its ancestors and itself."""
+    paths: list[list[int]] = []
+    for query, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), query])
+    return paths
+
+
 def oracle(q_THD: Tensor, kv_2KLD: Tensor, scale: float, window: int | None) -> Tensor:
     """Attention of the last queries of one sequence, the obvious way, in float64."""
     tokens, heads, _ = q_THD.shape

@@ -1,5 +1,7 @@
 """Paged attention against the obvious formula, and its law: chunks, company, blocks, threads."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
 from tandem.kernels.native import KernelArgumentError
-from tests.kernels.pools import Shape, batch_of, oracle, paged
+from tests.kernels.pools import Shape, batch_of, oracle, paged, repaged, tree_paths
 
 QUERIES = [5, 1, 0, 70, 40, 1]
 CONTEXTS = [5, 600, 9, 333, 40, 1]
@@ -107,6 +109,66 @@ def test_chunks_company_and_blocks_change_no_bit(native: Kernels, data: st.DataO
         found = native.paged_attention(rows, moved.pool, batch, scale=0.2, window=window)
         assert torch.equal(found[:-1], alone[begin:end])
         begin = end
+
+
+TREES = [
+    [-1, 0, 0, 1, 1, 2, 4],
+    [-1, -1, -1, 0],
+    [-1, 0, 1, 2, 3, 2, 5],
+    [-1, *[0] * 30],
+]
+
+
+@pytest.mark.parametrize("window", [None, 3, 300])
+@pytest.mark.parametrize("known", [0, 9, 254, 700])
+@pytest.mark.parametrize("parents", TREES)
+def test_a_tree_is_its_paths(
+    native: Kernels, reference: Kernels, parents: list[int], known: int, window: int | None
+) -> None:
+    """Beside a sequence with a tree another without; bit for bit by the native face, which gets
+    each path as a sequence of its own."""
+    shape = Shape(6, 2, 64, 16)
+    queries = len(parents)
+    pages = paged([known + queries, 50], shape)
+    q_THD = queries_for(queries + 2, shape)
+    chain = batch_of([queries, 2], [known + queries, 50], pages.block_table)
+    tree = replace(chain, parents=torch.tensor([*parents, -1, 0], dtype=torch.int32))
+    found = native.paged_attention(q_THD, pages.pool, tree, scale=0.2, window=window)
+    slow = reference.paged_attention(q_THD, pages.pool, tree, scale=0.2, window=window)
+    torch.testing.assert_close(slow, found, rtol=0, atol=3e-6)
+    plain = native.paged_attention(q_THD, pages.pool, chain, scale=0.2, window=window)
+    assert torch.equal(found[queries:], plain[queries:])
+    for query, path in enumerate(tree_paths(parents)):
+        keys = [*range(known), *(known + each for each in path)]
+        alone = repaged([pages.dense[0][:, :, keys]], shape)
+        batch = batch_of([1], [len(keys)], alone.block_table)
+        wanted = native.paged_attention(
+            q_THD[query : query + 1], alone.pool, batch, scale=0.2, window=window
+        )
+        assert torch.equal(found[query : query + 1], wanted)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_drawn_trees_on_threads_change_no_bit(native: Kernels, data: st.DataObject) -> None:
+    shape = data.draw(st.sampled_from([*SHAPES, Shape(8, 2, 64, 16, torch.bfloat16)]))
+    known = data.draw(st.integers(0, 1200))
+    parents = [-1, *(data.draw(st.integers(-1, at)) for at in range(data.draw(st.integers(0, 17))))]
+    pages = paged([known + len(parents)], shape)
+    q_THD = queries_for(len(parents), shape)
+    batch = replace(
+        batch_of([len(parents)], [known + len(parents)], pages.block_table),
+        parents=torch.tensor(parents, dtype=torch.int32),
+    )
+    torch.set_num_threads(data.draw(st.sampled_from([1, 2])))
+    found = native.paged_attention(q_THD, pages.pool, batch, scale=0.2)
+    torch.set_num_threads(1)
+    for query, path in enumerate(tree_paths(parents)):
+        keys = [*range(known), *(known + each for each in path)]
+        alone = repaged([pages.dense[0][:, :, keys]], shape)
+        one = batch_of([1], [len(keys)], alone.block_table)
+        wanted = native.paged_attention(q_THD[query : query + 1], alone.pool, one, scale=0.2)
+        assert torch.equal(found[query : query + 1], wanted)
 
 
 @pytest.mark.parametrize("queries", [1, 3, 200])

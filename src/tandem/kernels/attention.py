@@ -2,7 +2,8 @@
 
 Axes: T packed tokens, H query heads, K kv heads, D head dim, N sequences, B blocks, S slots a
 block; in the reference also L padded keys, Q queries of a sequence, R query rows of a head. Query i
-of a sequence with q queries and c keys stands at position c - q + i.
+of a sequence with q queries and c keys has its key in place c - q + i, and stands at that position;
+but in a tree, where queries go on from another than the last, at a position of its own path.
 """
 
 from dataclasses import dataclass
@@ -48,11 +49,15 @@ class AttentionBatch:
     query_start [N + 1] are running sums of query tokens; context_lengths [N] count all keys that
     the last query sees, those of this step included; block_table [N, max_blocks] may hold any
     value past the last block in use (and before a window's first).
+    `parents` [T] are for sequences whose queries are a tree: the query, among those of its
+    sequence, that each follows, an earlier one; -1 where it follows what was known before. A query
+    sees that, its ancestors and itself. None: each follows the one before it.
     """
 
     query_start: Tensor
     context_lengths: Tensor
     block_table: Tensor
+    parents: Tensor | None = None
 
     def __post_init__(self) -> None:
         # Once a step, so that no layer has to look again.
@@ -60,6 +65,8 @@ class AttentionBatch:
             tensor: Tensor = getattr(self, name)
             if tensor.dtype is not torch.int32 or tensor.stride(-1) != 1:
                 raise KernelArgumentError(name, tensor.dtype, "int32 with a contiguous last axis")
+        if self.parents is not None and self.parents.dtype is not torch.int32:
+            raise KernelArgumentError("parents", self.parents.dtype, "int32")
         sequences = self.context_lengths.shape[0]
         if self.query_start.shape[0] != sequences + 1 or self.block_table.shape[0] != sequences:
             found = (tuple(self.query_start.shape), tuple(self.block_table.shape))
@@ -81,6 +88,25 @@ class AttentionBatch:
             if starts[index + 1] > starts[index]
         )
 
+    @cached_property
+    def ancestors(self) -> tuple[Tensor | None, ...]:
+        """Of each span with a tree, which of its queries each sees [Q, Q]; None without."""
+        if self.parents is None:
+            return (None,) * len(self.spans)
+        parents: list[int] = self.parents.tolist()
+        found: list[Tensor | None] = []
+        for span in self.spans:
+            own = parents[span.query_start : span.query_start + span.query_tokens]
+            if own == list(range(-1, len(own) - 1)):
+                found.append(None)
+                continue
+            seen_QQ = torch.eye(len(own), dtype=torch.bool)
+            for query, parent in enumerate(own):
+                if parent >= 0:
+                    seen_QQ[query] |= seen_QQ[parent]
+            found.append(seen_QQ.to(self.parents.device))
+        return tuple(found)
+
 
 class PagedAttention(Protocol):
     def __call__(
@@ -92,7 +118,8 @@ class PagedAttention(Protocol):
         scale: float,
         window: int | None = None,
     ) -> Tensor:
-        """out_THD, contiguous. A query at p sees keys 0..p, or only the last `window` of them."""
+        """out_THD, contiguous. A query at p sees keys 0..p, or only the last `window` of them; of
+        a tree those on its path."""
         ...
 
 
@@ -165,6 +192,9 @@ def attend(
     seen_NQL = key_L <= position_NQ1
     if window is not None:
         seen_NQL = seen_NQL & (key_L > position_NQ1 - window)
+    tree_QQ = batch.ancestors[batch.spans.index(spans[0])] if batch.parents is not None else None
+    if tree_QQ is not None:
+        seen_NQL = seen_in_tree(tree_QQ, spans[0].context_tokens, window)[None]
     k_NKLD, v_NKLD = gather(kv_B2KSD, batch.block_table[index_N], seen_NQL.any(dim=1))
     k_NKLD, v_NKLD = k_NKLD.to(q_THD.dtype), v_NKLD.to(q_THD.dtype)
     if queries == 1:
@@ -178,6 +208,19 @@ def attend(
     )
     out_NHQD = out_NKRD.reshape(len(spans), heads, queries, head_dim)
     out_THD[token_NQ] = out_NHQD.transpose(1, 2)
+
+
+def seen_in_tree(tree_QQ: Tensor, context_tokens: int, window: int | None) -> Tensor:
+    """Which keys each query of a sequence sees [Q, L], in the order of their places."""
+    queries = tree_QQ.shape[0]
+    known = context_tokens - queries
+    position_L = torch.arange(context_tokens, device=tree_QQ.device)
+    position_L[known:] = known - 1 + tree_QQ.sum(dim=1)
+    seen_QL = torch.ones(queries, context_tokens, dtype=torch.bool, device=tree_QQ.device)
+    seen_QL[:, known:] = tree_QQ
+    if window is not None:
+        seen_QL &= position_L > position_L[known:, None] - window
+    return seen_QL
 
 
 def gather(kv_B2KSD: Tensor, table_NM: Tensor, used_NL: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,7 +243,7 @@ class NativePagedAttention:
         self.run = library.function(
             "tandem_paged_attention",
             *(Pointer, Integer, Integer, Pointer, Integer, IntegerArray, Pointer, Pointer, Pointer),
-            *(Integer, Integer, Pointer, IntegerArray, Real, Integer, Integer, Integer),
+            *(Integer, Integer, Pointer, Pointer, IntegerArray, Real, Integer, Integer, Integer),
         )
 
     def __call__(
@@ -231,6 +274,7 @@ class NativePagedAttention:
             batch.block_table.data_ptr(),
             batch.block_table.stride(0),
             batch.sequences,
+            None if batch.parents is None else batch.parents.data_ptr(),
             out_THD.data_ptr(),
             integers(heads, kv_heads, head_dim, block_size),
             scale,

@@ -1,7 +1,9 @@
 // Causal attention over a paged pool, in segments of 256 keys that start at multiples of 256.
 // A segment's result (max, sum, weighted values) of one row depends on that row alone; segments are
-// merged in order. So neither tiles, nor chunks of a prompt, nor threads, nor blocks change a bit.
+// merged in order. So neither tiles, nor chunks of a prompt, nor threads, nor blocks change a bit;
+// nor whether what a query sees lies in a row, or is its path through a tree.
 #include <algorithm>
+#include <deque>
 #include <vector>
 
 #include "mathematics.h"
@@ -25,6 +27,7 @@ struct AttentionCall {
   int64_t block_stride, side_stride, head_stride, slot_stride;
   const int32_t *query_start, *context, *table;
   int64_t table_stride, sequences;
+  const int32_t* parents;  // Of each query, within its sequence; or null: each follows the last.
   float* out;
   int64_t heads, kv_heads, head_dim, block_size;
   float scale;
@@ -38,10 +41,43 @@ struct AttentionCall {
   }
 };
 
-// Some queries of a sequence, one kv head, a run of segments.
+// Queries of a sequence of which not each follows the last: besides the keys before all of them,
+// which are `known`, each sees its ancestors and itself, at the positions from `known` on.
+struct QueryTree {
+  int64_t known;
+  std::vector<int64_t> positions;
+  std::vector<std::vector<int64_t>> places;  // Of each query, where those keys lie.
+
+  QueryTree(const int32_t* parents, int64_t queries, int64_t known) : known(known) {
+    for (int64_t q = 0; q < queries; ++q) {
+      places.push_back(parents[q] < 0 ? std::vector<int64_t>{} : places[parents[q]]);
+      places[q].push_back(known + q);
+      positions.push_back(known + (int64_t)places[q].size() - 1);
+    }
+  }
+};
+
+// Some queries of a sequence, at positions from `position` up to `end`, one kv head, a run of
+// segments.
 struct Piece {
-  int64_t sequence, kv_head, first_query, queries, position, segment, segments;
+  int64_t sequence, kv_head, first_query, queries, position, end, segment, segments;
+  const QueryTree* tree;
   float* partial;  // [segments][rows][padded_dim + 2], or null: merge at once.
+
+  int64_t position_of(int64_t query) const {
+    return tree ? tree->positions[first_query + query] : position + query;
+  }
+  // Segments before this one are seen by all queries alike, but for what a window hides.
+  int64_t first_branched() const {
+    return tree ? std::clamp(tree->known / kSegment, segment, segment + segments)
+                : segment + segments;
+  }
+  Piece one_of(int64_t query) const {
+    Piece one = *this;
+    one.first_query += query, one.queries = 1;
+    one.position = position_of(query), one.end = one.position + 1;
+    return one;
+  }
 };
 
 // The running softmax of a tile's rows.
@@ -98,20 +134,29 @@ void gather_queries(const AttentionCall& call, const Piece& piece, Workspace* sp
   std::memset(space->merged.values, 0, rows * dim * sizeof(float));
 }
 
-// Outside of what the piece sees, k_rows hold the nearest row that is valid.
+// Outside of what the piece sees, k_rows hold the nearest row that is valid. Keys of a tree that
+// are not known are looked for along the path of the piece's first query.
 template <class T>
 void find_rows(const AttentionCall& call, const Piece& piece, int64_t index, Segment* segment) {
-  const int64_t start = index * kSegment, end = piece.position + piece.queries;
+  const int64_t start = index * kSegment;
   const int64_t from = std::max<int64_t>(call.low_key(piece.position) - start, 0);
-  const int64_t to = std::min(end - start, kSegment);
+  const int64_t to = std::min(piece.end - start, kSegment);
   const int32_t* table = call.table + piece.sequence * call.table_stride;
   const T* pool = (const T*)call.kv + piece.kv_head * call.head_stride;
-  int64_t block = (start + from) / call.block_size, offset = (start + from) % call.block_size;
-  for (int64_t j = from; j < to; ++j) {
+  const auto put = [&](int64_t j, int64_t block, int64_t offset) {
     const T* row = pool + table[block] * call.block_stride + offset * call.slot_stride;
     segment->k_rows[j] = row;
     segment->v_rows[j] = row + call.side_stride;
+  };
+  const int64_t in_row = piece.tree ? std::clamp(piece.tree->known - start, from, to) : to;
+  int64_t block = (start + from) / call.block_size, offset = (start + from) % call.block_size;
+  for (int64_t j = from; j < in_row; ++j) {
+    put(j, block, offset);
     if (++offset == call.block_size) offset = 0, ++block;
+  }
+  for (int64_t j = in_row; j < to; ++j) {
+    const int64_t place = piece.tree->places[piece.first_query][start + j - piece.tree->known];
+    put(j, place / call.block_size, place % call.block_size);
   }
   for (int64_t j = 0; j < from; ++j) segment->k_rows[j] = segment->k_rows[from];
   for (int64_t j = to; j < kSegment; ++j) segment->k_rows[j] = segment->k_rows[to - 1];
@@ -183,18 +228,25 @@ __attribute__((noinline)) void merge_row(float* values, float* peak, float* sum,
   *peak = top;
 }
 
+// The rows of a piece whose keys are looked at, and the first of them among the rows of `whole`,
+// where their results go: all of it, or those of one query.
+struct PieceRows {
+  const Piece &whole, &piece;
+  RowGroups groups;
+  int64_t first;
+};
+
 // Which keys of a segment the rows of one group see.
 struct GroupView {
   int64_t row, from = kSegment, to = 0;
   int rows;
   int64_t low[kTileRows], high[kTileRows];
 
-  GroupView(const AttentionCall& call, const Piece& piece, const RowGroups& groups, int64_t g,
-            int64_t segment)
-      : row(groups.begin(g)), rows(groups.size(g)) {
+  GroupView(const AttentionCall& call, const PieceRows& of, int64_t g, int64_t segment)
+      : row(of.first + of.groups.begin(g)), rows(of.groups.size(g)) {
     const int64_t start = segment * kSegment, group = call.group();
     for (int r = 0; r < rows; ++r) {
-      const int64_t position = piece.position + (row + r) / group;
+      const int64_t position = of.piece.position_of((row - of.first + r) / group);
       low[r] = std::max<int64_t>(call.low_key(position) - start, 0);
       high[r] = std::min<int64_t>(position + 1 - start, kSegment);
       from = std::min(from, low[r]), to = std::max(to, high[r]);
@@ -245,14 +297,14 @@ void finish_group(const AttentionCall& call, const Piece& piece, const GroupView
 // Few rows: keys go panel by panel, values come straight from the pool, and the tiles' arithmetic
 // covers the latency of what is read next (this segment's values, then the next one's keys).
 template <class T>
-void attend_direct(const AttentionCall& call, const Piece& piece, const RowGroups& groups,
-                   const Segment& segment, const Segment* next, Workspace* space) {
+void attend_direct(const AttentionCall& call, const PieceRows& of, const Segment& segment,
+                   const Segment* next, Workspace* space) {
   for (int64_t panel = segment.from / kPanelColumns; panel * kPanelColumns < segment.to; ++panel) {
     const int64_t from = std::max(segment.from, panel * kPanelColumns);
     const int64_t to = std::min(segment.to, (panel + 1) * kPanelColumns);
     transpose_keys<T>(call, segment, panel * kPanelColumns, from, to, space->k);
-    for (int64_t g = 0; g < groups.count; ++g) {
-      const GroupView view(call, piece, groups, g, segment.index);
+    for (int64_t g = 0; g < of.groups.count; ++g) {
+      const GroupView view(call, of, g, segment.index);
       if (!view.sees_panel(panel)) continue;
       float* scores = space->scores + g * kTileRows * kSegment;
       if (g == 0)
@@ -263,32 +315,32 @@ void attend_direct(const AttentionCall& call, const Piece& piece, const RowGroup
     }
   }
   const int64_t steps = kSegment * std::max<int64_t>(1, call.head_dim / kPanelColumns);
-  for (int64_t g = 0; g < groups.count; ++g) {
-    const GroupView view(call, piece, groups, g, segment.index);
+  for (int64_t g = 0; g < of.groups.count; ++g) {
+    const GroupView view(call, of, g, segment.index);
     float* scores = space->scores + g * kTileRows * kSegment;
     const ScatteredRows<T> values{(const T* const*)segment.v_rows + view.from, 0};
     if (g == 0 && next)
-      finish_group(call, piece, view, segment.index, scores, values, space,
+      finish_group(call, of.whole, view, segment.index, scores, values, space,
                    read_ahead<T>(call, next->k_rows + next->from, next->to - next->from, steps));
     else
-      finish_group(call, piece, view, segment.index, scores, values, space, NoReadAhead{});
+      finish_group(call, of.whole, view, segment.index, scores, values, space, NoReadAhead{});
   }
 }
 
 // Many rows: keys and values are widened once for all row groups.
 template <class T>
-void attend_widened(const AttentionCall& call, const Piece& piece, const RowGroups& groups,
-                    const Segment& segment, Workspace* space) {
+void attend_widened(const AttentionCall& call, const PieceRows& of, const Segment& segment,
+                    Workspace* space) {
   const int64_t dim = call.padded_dim();
   transpose_keys<T>(call, segment, 0, segment.from, segment.to, space->k);
   widen_values<T>(call, segment, space->v);
-  for (int64_t g = 0; g < groups.count; ++g) {
-    const GroupView view(call, piece, groups, g, segment.index);
+  for (int64_t g = 0; g < of.groups.count; ++g) {
+    const GroupView view(call, of, g, segment.index);
     for (int64_t panel = 0; panel < kPanels; ++panel)
       if (view.sees_panel(panel))
         score_panel(call, view, panel, space->q, space->k + panel * kPanelColumns * dim,
                     space->scores, NoReadAhead{});
-    finish_group(call, piece, view, segment.index, space->scores,
+    finish_group(call, of.whole, view, segment.index, space->scores,
                  StridedRows<float>{space->v + view.from * dim, dim}, space, NoReadAhead{});
   }
 }
@@ -304,22 +356,52 @@ void write_rows(const AttentionCall& call, const Piece& piece, const Merged& mer
   }
 }
 
+// Segments [first, last) of some rows.
+template <class T>
+void attend_segments(const AttentionCall& call, const PieceRows& of, int64_t first, int64_t last,
+                     Workspace* space) {
+  const bool direct = of.groups.count <= kDirectGroups && call.head_dim % kLanes == 0;
+  if (first < last) find_rows<T>(call, of.piece, first, &space->segments[0]);
+  for (int64_t i = 0; i < last - first; ++i) {
+    const Segment& segment = space->segments[i % 2];
+    Segment* next = first + i + 1 < last ? &space->segments[(i + 1) % 2] : nullptr;
+    if (next) find_rows<T>(call, of.piece, first + i + 1, next);
+    if (direct)
+      attend_direct<T>(call, of, segment, next, space);
+    else
+      attend_widened<T>(call, of, segment, space);
+  }
+}
+
+// What the queries of a tree do not see alike, one after the other.
+template <class T>
+void attend_branches(const AttentionCall& call, const Piece& piece, int64_t first,
+                     Workspace* space) {
+  for (int64_t query = 0; query < piece.queries; ++query) {
+    const Piece one = piece.one_of(query);
+    const PieceRows rows{piece, one, RowGroups(call.group()), query * call.group()};
+    const int64_t low = call.low_key(one.position) / kSegment;
+    const int64_t last = std::min(one.position / kSegment + 1, piece.segment + piece.segments);
+    attend_segments<T>(call, rows, std::max(first, low), last, space);
+  }
+}
+
+// Of segments that a row sees nothing of.
+void clear_partial(const AttentionCall& call, const Piece& piece) {
+  const int64_t stride = call.padded_dim() + 2;
+  for (int64_t r = 0; r < piece.segments * rows_of(call, piece); ++r)
+    piece.partial[(r + 1) * stride - 2] = piece.partial[(r + 1) * stride - 1] = 0.0f;
+}
+
 template <class T>
 void attend(const AttentionCall& call, const Piece& piece) {
-  const RowGroups groups(rows_of(call, piece));
-  Workspace* space = prepare(call, groups.rows);
+  const PieceRows rows{piece, piece, RowGroups(rows_of(call, piece)), 0};
+  Workspace* space = prepare(call, rows.groups.rows);
   gather_queries(call, piece, space);
-  const bool direct = groups.count <= kDirectGroups && call.head_dim % kLanes == 0;
-  find_rows<T>(call, piece, piece.segment, &space->segments[0]);
-  for (int64_t i = 0; i < piece.segments; ++i) {
-    const Segment& segment = space->segments[i % 2];
-    Segment* next = i + 1 < piece.segments ? &space->segments[(i + 1) % 2] : nullptr;
-    if (next) find_rows<T>(call, piece, piece.segment + i + 1, next);
-    if (direct)
-      attend_direct<T>(call, piece, groups, segment, next, space);
-    else
-      attend_widened<T>(call, piece, groups, segment, space);
-  }
+  const int64_t branched = piece.first_branched();
+  if (piece.tree && piece.partial) clear_partial(call, piece);
+  attend_segments<T>(call, rows, piece.segment, branched, space);
+  if (piece.tree) attend_branches<T>(call, piece, branched, space);
   if (!piece.partial) write_rows(call, piece, space->merged);
 }
 
@@ -336,18 +418,36 @@ void merge_partials(const AttentionCall& call, const Piece& piece) {
   write_rows(call, piece, space->merged);
 }
 
+// Null where the queries of a sequence follow one another.
+const QueryTree* tree_of(const AttentionCall& call, int64_t n, std::deque<QueryTree>* trees) {
+  if (!call.parents) return nullptr;
+  const int32_t* parents = call.parents + call.query_start[n];
+  const int64_t queries = call.query_start[n + 1] - call.query_start[n];
+  int64_t in_row = 0;
+  while (in_row < queries && parents[in_row] == in_row - 1) ++in_row;
+  if (in_row == queries) return nullptr;
+  trees->emplace_back(parents, queries, call.context[n] - queries);
+  return &trees->back();
+}
+
 // All tiles of all sequences, the most expensive first.
-std::vector<Piece> plan(const AttentionCall& call) {
+std::vector<Piece> plan(const AttentionCall& call, std::deque<QueryTree>* trees) {
   std::vector<Piece> pieces;
   for (int64_t n = 0; n < call.sequences; ++n) {
     const int64_t total = call.query_start[n + 1] - call.query_start[n];
+    const QueryTree* tree = tree_of(call, n, trees);
     for (int64_t first = 0; first < total; first += call.tile_tokens) {
       const int64_t queries = std::min(call.tile_tokens, total - first);
-      const int64_t position = call.context[n] - total + first;
+      int64_t position = call.context[n] - total + first, end = position + queries;
+      if (tree) {
+        const auto found = tree->positions.begin() + first;
+        position = *std::min_element(found, found + queries);
+        end = *std::max_element(found, found + queries) + 1;
+      }
       const int64_t segment = call.low_key(position) / kSegment;
-      const int64_t last = (position + queries - 1) / kSegment;
+      const int64_t segments = (end - 1) / kSegment - segment + 1;
       for (int64_t head = 0; head < call.kv_heads; ++head)
-        pieces.push_back({n, head, first, queries, position, segment, last - segment + 1, nullptr});
+        pieces.push_back({n, head, first, queries, position, end, segment, segments, tree, nullptr});
     }
   }
   std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
@@ -381,7 +481,8 @@ std::vector<Piece> split(const AttentionCall& call, std::vector<Piece>& whole) {
 
 template <class T>
 void run(const AttentionCall& call) {
-  std::vector<Piece> pieces = plan(call), parts;
+  std::deque<QueryTree> trees;
+  std::vector<Piece> pieces = plan(call, &trees), parts;
   if (call.threads > 1 && (int64_t)pieces.size() < 4 * call.threads) parts = split(call, pieces);
   const bool separate = !parts.empty();
   const std::vector<Piece>& work = separate ? parts : pieces;
@@ -401,11 +502,11 @@ void run(const AttentionCall& call) {
 extern "C" void tandem_paged_attention(
     const float* q, int64_t q_token_stride, int64_t q_head_stride, const void* kv, int64_t dtype,
     const int64_t* kv_strides, const int32_t* query_start, const int32_t* context,
-    const int32_t* table, int64_t table_stride, int64_t sequences, float* out,
+    const int32_t* table, int64_t table_stride, int64_t sequences, const int32_t* parents, float* out,
     const int64_t* shape, float scale, int64_t window, int64_t tile_tokens, int64_t threads) {
   const AttentionCall call{q, q_token_stride, q_head_stride, kv, kv_strides[0], kv_strides[1],
                            kv_strides[2], kv_strides[3], query_start, context, table, table_stride,
-                           sequences, out, shape[0], shape[1], shape[2], shape[3], scale, window,
+                           sequences, parents, out, shape[0], shape[1], shape[2], shape[3], scale, window,
                            tile_tokens, (int)threads};
   switch (dtype) {
     case kBfloat16: return run<bf16>(call);
