@@ -116,6 +116,34 @@ def test_both_faces_draw_the_same_tokens(
     assert torch.equal(native.sample(logits, parameters), reference.sample(logits, parameters))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("filtered", [{}, {"top_k": 5}, {"top_p": 0.7}, {"typical_p": 0.8}], ids=str)
+def test_candidates_are_what_is_drawn_without_those_before(
+    native: Kernels, reference: Kernels, temperature: float, filtered: dict[str, float]
+) -> None:
+    logits = torch.randn(9, 40, generator=torch.Generator().manual_seed(3)).round(decimals=1)
+    logits[0, 3:] = -torch.inf
+    logits[1, 7] = torch.nan
+    rows = rows_of(9, temperature=temperature, **filtered)
+    left, expected = logits.clone(), []
+    for _ in range(4):
+        expected.append(reference.sample(left, rows))
+        found = expected[-1] != NO_TOKEN
+        left[found, expected[-1][found]] = -torch.inf
+    assert expected[3][0] == expected[0][1] == NO_TOKEN
+    answers = [face.sample_candidates(logits.clone(), rows, 4) for face in (native, reference)]
+    for each in answers:
+        assert each.tokens.tolist() == torch.stack(expected, dim=1).tolist()
+    torch.testing.assert_close(answers[0].scores, answers[1].scores, atol=1e-6, rtol=0)
+    drawn = answers[1].tokens >= 0
+    assert not torch.isfinite(answers[1].scores[~drawn]).any()
+    if not filtered:
+        assert (answers[1].scores.diff(dim=1)[2:] <= 0).all()
+    if not temperature:
+        scores = answers[1].scores[2:].float()
+        assert torch.equal(scores, logits[2:].gather(1, answers[1].tokens[2:]))
+
+
 def test_both_faces_draw_alike_from_a_real_vocabulary(native: Kernels, reference: Kernels) -> None:
     logits = torch.randn(4, 50_003) * torch.tensor([0.2, 1.0, 3.0, 6.0])[:, None]
     for parameters in (

@@ -23,7 +23,14 @@ from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.norm import AddRmsNorm, NativeNorm, RmsNorm
 from tandem.kernels.repetition import NativeRepeatedSuffixes, RepeatedSuffixes
 from tandem.kernels.rotary import NativeRotateAndStore, RotateAndStore
-from tandem.kernels.sampling import NativeSample, NativeTokenLogprobs, Sample, ScoreTokens
+from tandem.kernels.sampling import (
+    NativeSample,
+    NativeSampleCandidates,
+    NativeTokenLogprobs,
+    Sample,
+    SampleCandidates,
+    ScoreTokens,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Kernels:
     paged_attention: PagedAttention
     gated_activation: GatedActivation
     sample: Sample
+    sample_candidates: SampleCandidates
     token_logprobs: ScoreTokens
     repeated_suffixes: RepeatedSuffixes
     pack_low_rank: PackLowRank
@@ -61,6 +69,7 @@ def reference_kernels() -> Kernels:
         paged_attention=attention.paged_attention,
         gated_activation=activation.gated_activation,
         sample=sampling.sample,
+        sample_candidates=sampling.sample_candidates,
         token_logprobs=sampling.token_logprobs,
         repeated_suffixes=repetition.repeated_suffixes,
         pack_low_rank=lora.pack_low_rank,
@@ -83,6 +92,7 @@ def native_kernels(library: NativeLibrary) -> Kernels:
         paged_attention=NativePagedAttention(library),
         gated_activation=NativeGatedActivation(library),
         sample=NativeSample(library),
+        sample_candidates=NativeSampleCandidates(library),
         token_logprobs=NativeTokenLogprobs(library),
         repeated_suffixes=NativeRepeatedSuffixes(library),
         pack_low_rank=NativePackLowRank(),

@@ -21,6 +21,10 @@ Masses are exp(t - max) rounded down to 2^-40, so their sums are exact in any or
 expected surprise: the mean of max - t but for a constant, mass * (max - t) rounded down. What
 typical_p keeps or XTC leaves has some mass. Ties go to the lower id everywhere.
 
+Candidates for a draft are what a row draws, what it would draw without that, and so on, each with
+its score t + g (greedy: its logit): they are drawn from a likeness of the logits of the model, with
+the same noise, so that the token itself is one of them as often as may be.
+
 A row whose logits hold a NaN, or whose largest is not finite, draws `NO_TOKEN`: there is nothing to
 choose from, and an arbitrary id would pass for an answer.
 
@@ -116,6 +120,21 @@ class Sample(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class DraftCandidates:
+    """tokens_RN int64, the likeliest first, `NO_TOKEN` where there are no more; scores_RN float64,
+    minus infinity there."""
+
+    tokens: Tensor
+    scores: Tensor
+
+
+class SampleCandidates(Protocol):
+    def __call__(self, logits_RV: Tensor, rows: SamplingRows, count: int) -> DraftCandidates:
+        """`count` of each row. Overwrites logits."""
+        ...
+
+
 class ScoreTokens(Protocol):
     def __call__(self, logits_RV: Tensor, tokens_R: Tensor, top_n: int) -> TokenLogprobs: ...
 
@@ -185,6 +204,24 @@ def uniform(word: Tensor) -> Tensor:
 
 def sample(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
     """The reference: one stable sort, intervals, an argmax."""
+    tokens_R, _ = draw(logits_RV, rows)
+    return tokens_R
+
+
+def sample_candidates(logits_RV: Tensor, rows: SamplingRows, count: int) -> DraftCandidates:
+    """The reference: one draw after the other."""
+    drawn = []
+    for _ in range(count):
+        tokens_R, scores_R = draw(logits_RV, rows)
+        drawn.append((tokens_R, scores_R))
+        found_R = tokens_R != NO_TOKEN
+        logits_RV[found_R, tokens_R[found_R]] = -torch.inf
+    tokens, scores = zip(*drawn, strict=True)
+    return DraftCandidates(torch.stack(tokens, dim=1), torch.stack(scores, dim=1))
+
+
+def draw(logits_RV: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """The token of each row, and its score; minus infinity where there is none."""
     check_sample(logits_RV, rows)
     greedy_R = rows.temperature <= 0
     temperature_R1 = torch.where(greedy_R, 1.0, rows.temperature)[:, None]
@@ -194,12 +231,17 @@ def sample(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
     first_R, end_R = kept_interval(tempered_RV.to(torch.float64), rows)
     first_R, end_R = torch.where(greedy_R, 0, first_R), torch.where(greedy_R, 1, end_R)
     noise_RV = gumbel(rows.seed, rows.position, logits_RV.shape[1]).gather(1, ids_RV)
+    noise_RV = torch.where(greedy_R[:, None], 0.0, noise_RV)
     score_RV = torch.where(
         within(first_R, end_R, logits_RV), tempered_RV.to(torch.float64) + noise_RV, -torch.inf
     )
     best_R1 = score_RV.amax(dim=1, keepdim=True)
     drawn_R = torch.where(score_RV == best_R1, ids_RV, logits_RV.shape[1]).amin(dim=1)
-    return torch.where(can_draw(logits_RV), drawn_R, NO_TOKEN)
+    draws_R = can_draw(logits_RV)
+    return (
+        torch.where(draws_R, drawn_R, NO_TOKEN),
+        torch.where(draws_R, best_R1[:, 0], -torch.inf),
+    )
 
 
 def can_draw(logits_RV: Tensor) -> Tensor:
@@ -298,33 +340,58 @@ class NativeSample:
         )
 
     def __call__(self, logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-        check_sample(logits_RV, rows)
-        require_rows("logits_RV", logits_RV)
-        for name, dtype in ROW_DTYPES:
-            require_whole(name, getattr(rows, name), dtype)
-        late = [None] * len(LATE_DTYPES)
-        if rows.late is not None:
-            for name, dtype in LATE_DTYPES:
-                require_whole(name, getattr(rows.late, name), dtype)
-            late = [getattr(rows.late, name).data_ptr() for name, _ in LATE_DTYPES]
-        count, vocabulary = logits_RV.shape
-        tokens_R = torch.empty(count, dtype=torch.int64)
+        tokens_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
+        arguments = native_arguments(logits_RV, rows)
+        self.run(*arguments, tokens_R.data_ptr(), torch.get_num_threads())
+        return tokens_R
+
+
+class NativeSampleCandidates:
+    """The same as the reference, one row a thread."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.run = library.function(
+            "tandem_sample_candidates",
+            *(Pointer, Integer, Integer, Integer, Pointer, Pointer, Pointer, Pointer, Pointer),
+            *(Pointer, Pointer, Pointer, Pointer, Integer, Pointer, Pointer, Integer),
+        )
+
+    def __call__(self, logits_RV: Tensor, rows: SamplingRows, count: int) -> DraftCandidates:
+        tokens_RN = torch.empty((logits_RV.shape[0], count), dtype=torch.int64)
+        scores_RN = torch.empty(tokens_RN.shape, dtype=torch.float64)
         self.run(
-            logits_RV.data_ptr(),
-            logits_RV.stride(0),
+            *native_arguments(logits_RV, rows),
             count,
-            vocabulary,
-            rows.temperature.data_ptr(),
-            rows.top_k.data_ptr(),
-            rows.top_p.data_ptr(),
-            rows.min_p.data_ptr(),
-            *late,
-            rows.seed.data_ptr(),
-            rows.position.data_ptr(),
-            tokens_R.data_ptr(),
+            tokens_RN.data_ptr(),
+            scores_RN.data_ptr(),
             torch.get_num_threads(),
         )
-        return tokens_R
+        return DraftCandidates(tokens_RN, scores_RN)
+
+
+def native_arguments(logits_RV: Tensor, rows: SamplingRows) -> tuple[int | None, ...]:
+    """Logits and parameters, as the native functions read them."""
+    check_sample(logits_RV, rows)
+    require_rows("logits_RV", logits_RV)
+    for name, dtype in ROW_DTYPES:
+        require_whole(name, getattr(rows, name), dtype)
+    late: list[int | None] = [None] * len(LATE_DTYPES)
+    if rows.late is not None:
+        for name, dtype in LATE_DTYPES:
+            require_whole(name, getattr(rows.late, name), dtype)
+        late = [getattr(rows.late, name).data_ptr() for name, _ in LATE_DTYPES]
+    return (
+        logits_RV.data_ptr(),
+        logits_RV.stride(0),
+        *logits_RV.shape,
+        rows.temperature.data_ptr(),
+        rows.top_k.data_ptr(),
+        rows.top_p.data_ptr(),
+        rows.min_p.data_ptr(),
+        *late,
+        rows.seed.data_ptr(),
+        rows.position.data_ptr(),
+    )
 
 
 class NativeTokenLogprobs:

@@ -153,7 +153,7 @@ void words_of(const Row& row, int64_t first, Words (&words)[4]) {
 }
 
 // The winner among all tokens of an interval, whose largest is about `t_top`.
-int64_t draw_from_all(const Row& row, float t_top, const Interval& kept) {
+Winner draw_from_all(const Row& row, float t_top, const Interval& kept) {
   const Floats lowest = splat(std::max(kept.last.t, t_top - kNoiseSpan));
   const Floats highest = splat(kept.first.t);
   const Floats temperature = splat(row.temperature);
@@ -180,10 +180,10 @@ int64_t draw_from_all(const Row& row, float t_top, const Interval& kept) {
       }
     }
   }
-  return winner.id;
+  return winner;
 }
 
-int64_t draw_from_list(const Row& row, float t_top, const std::vector<Candidate>& list) {
+Winner draw_from_list(const Row& row, float t_top, const std::vector<Candidate>& list) {
   Winner winner;
   for (const Candidate& candidate : list) {
     if (candidate.t < t_top - kNoiseSpan) continue;
@@ -191,7 +191,7 @@ int64_t draw_from_list(const Row& row, float t_top, const std::vector<Candidate>
     philox(word, row.key[0], row.key[1]);
     winner.offer(candidate.t, word[candidate.id % 4], candidate.id);
   }
-  return winner.id;
+  return winner;
 }
 
 // Keeps the first `most` candidates in the order of `before`.
@@ -239,9 +239,9 @@ struct Filters {
   float excluded_share;
 };
 
-int64_t draw(const Row& row, float peak, const Filters& filters, std::vector<Candidate>* list) {
+Winner draw(const Row& row, float peak, const Filters& filters, std::vector<Candidate>* list) {
   const float t_max = peak / row.temperature;
-  if (!std::isfinite(t_max) || filters.min_p > 1.0f) return first_of(row, t_max);
+  if (!std::isfinite(t_max) || filters.min_p > 1.0f) return {t_max, first_of(row, t_max)};
   Interval kept;
   if (filters.min_p > 0.0f) kept.last.t = min_p_floor(t_max, filters.min_p);
   const bool top_k = filters.top_k > 0 && filters.top_k < row.vocabulary;
@@ -284,34 +284,69 @@ int64_t rank_of(const Row& row, int64_t token) {
   return ahead;
 }
 
+// Parallel arrays of the rows' parameters; the last three of filters may be missing, all together.
+struct RowParameters {
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p, *typical_p, *xtc_threshold, *xtc_probability;
+  const int64_t *seed, *position;
+};
+
+// What row r draws; kNoToken where that is nothing.
+Winner draw_row(const float* logits, int64_t vocabulary, const RowParameters& all, int64_t r,
+                std::vector<Candidate>* list) {
+  Row row{logits, vocabulary, all.temperature[r], {}, {}};
+  for (int part = 0; part < 2; ++part) {
+    row.key[part] = (uint32_t)((uint64_t)all.seed[r] >> (32 * part));
+    row.place[part] = (uint32_t)((uint64_t)all.position[r] >> (32 * part));
+  }
+  const float peak = largest(row);
+  if (!std::isfinite(peak)) return {kMinusInfinity, kNoToken};
+  if (row.temperature <= 0.0f) return {peak, first_with(row, peak)};
+  Filters filters{all.top_k[r], all.top_p[r], all.min_p[r], 1.0f, 2.0f};
+  if (all.typical_p) filters.typical_p = all.typical_p[r];
+  if (all.xtc_threshold && coin_falls(row, all.xtc_probability[r]))
+    filters.excluded_share = all.xtc_threshold[r];
+  return draw(row, peak, filters, list);
+}
+
 }  // namespace
 
-// The last three parameter arrays of filters may be missing, all together.
 extern "C" void tandem_sample(const float* logits, int64_t stride, int64_t rows, int64_t vocabulary,
                               const float* temperature, const int32_t* top_k, const float* top_p,
                               const float* min_p, const float* typical_p,
                               const float* xtc_threshold, const float* xtc_probability,
                               const int64_t* seed, const int64_t* position, int64_t* tokens,
                               int64_t threads) {
+  const RowParameters all{temperature,     top_k, top_p,   min_p, typical_p, xtc_threshold,
+                          xtc_probability, seed,  position};
 #pragma omp parallel for schedule(dynamic) num_threads((int)threads)
   for (int64_t r = 0; r < rows; ++r) {
     static thread_local std::vector<Candidate> list;
-    Row row{logits + r * stride, vocabulary, temperature[r], {}, {}};
-    for (int part = 0; part < 2; ++part) {
-      row.key[part] = (uint32_t)((uint64_t)seed[r] >> (32 * part));
-      row.place[part] = (uint32_t)((uint64_t)position[r] >> (32 * part));
-    }
-    const float peak = largest(row);
-    if (!std::isfinite(peak)) {
-      tokens[r] = kNoToken;
-    } else if (row.temperature <= 0.0f) {
-      tokens[r] = first_with(row, peak);
-    } else {
-      Filters filters{top_k[r], top_p[r], min_p[r], 1.0f, 2.0f};
-      if (typical_p) filters.typical_p = typical_p[r];
-      if (xtc_threshold && coin_falls(row, xtc_probability[r]))
-        filters.excluded_share = xtc_threshold[r];
-      tokens[r] = draw(row, peak, filters, &list);
+    tokens[r] = draw_row(logits + r * stride, vocabulary, all, r, &list).id;
+  }
+}
+
+// What each row draws, then what it would draw without that, and so on; the logits of all that are
+// drawn become minus infinity.
+extern "C" void tandem_sample_candidates(float* logits, int64_t stride, int64_t rows,
+                                         int64_t vocabulary, const float* temperature,
+                                         const int32_t* top_k, const float* top_p,
+                                         const float* min_p, const float* typical_p,
+                                         const float* xtc_threshold, const float* xtc_probability,
+                                         const int64_t* seed, const int64_t* position,
+                                         int64_t candidates, int64_t* tokens, double* scores,
+                                         int64_t threads) {
+  const RowParameters all{temperature,     top_k, top_p,   min_p, typical_p, xtc_threshold,
+                          xtc_probability, seed,  position};
+#pragma omp parallel for schedule(dynamic) num_threads((int)threads)
+  for (int64_t r = 0; r < rows; ++r) {
+    static thread_local std::vector<Candidate> list;
+    float* row = logits + r * stride;
+    for (int64_t k = 0; k < candidates; ++k) {
+      const Winner winner = draw_row(row, vocabulary, all, r, &list);
+      tokens[r * candidates + k] = winner.id, scores[r * candidates + k] = winner.score;
+      if (winner.id != kNoToken) row[winner.id] = kMinusInfinity;
     }
   }
 }
