@@ -3,6 +3,7 @@ the same run, by kind of answer; and what checking drafts costs a model of half 
 parameters.
 
 Usage: python bench/speculation.py [--rounds 5] [--tasks 8] [--only mini|cost] [--sequences 1,16]
+       [--branches 1]
 """
 
 import argparse
@@ -38,6 +39,7 @@ from tandem.text.chat import ChatOptions
 from tandem.text.model import TextModel
 
 PROPOSERS: tuple[Proposers, ...] = ("none", "ngram", "draft", "medusa", "eagle")
+BRANCHING = ("draft", "medusa", "eagle")
 SUITES = ("recall-1k", "arithmetic", "tool-call", "fluency")
 ANSWER_TOKENS = 160
 STEPS = 12
@@ -70,9 +72,13 @@ class Measured:
         return answers, (time.monotonic_ns() - begun_ns) / 1e9 / max(1, decoded)
 
 
-def served(proposer: Proposers) -> Measured:
+def served(proposer: Proposers, branches: int = 1) -> Measured:
     options = ServeOptions(
-        speculation=proposer, kv_cache_memory="256MiB", max_num_seqs=16, steps_in_flight=0
+        speculation=proposer,
+        speculation_branches=branches if proposer in BRANCHING else 1,
+        kv_cache_memory="256MiB",
+        max_num_seqs=16,
+        steps_in_flight=0,
     )
     planned = plan_model(None, options)
     plan = planned.plan
@@ -126,7 +132,7 @@ def same_answers(found: dict[str, list[int]], expected: dict[str, list[int]], wh
 def mini_table(sequences: int, wishes: argparse.Namespace, console: Console) -> None:
     """Each proposer on each kind of answer; the medians over rounds of ratios within a round."""
     proposers = [name for name in PROPOSERS if name in wishes.proposers.split(",")]
-    ways = {name: served(name) for name in ("none", *proposers)}
+    ways = {name: served(name, wishes.branches) for name in ("none", *proposers)}
     text = TextModel.load(BUNDLED_MODEL)
     title = (
         f"tandem-mini, {sequences} at once: tokens a second, and times those of the plain engine"
@@ -231,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--branches", type=int, default=1)
     parser.add_argument("--proposers", default=",".join(PROPOSERS[1:]))
     parser.add_argument("--sequences", default="1,16")
     parser.add_argument("--only", choices=("mini", "cost"))

@@ -12,6 +12,7 @@ import numpy as np
 from tandem.facts.adapter import Adapter
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.steps import StepPlan, StepResult
+from tandem.facts.token_tree import NO_GUESSES, TokenTree
 
 VOCABULARY = 11
 NONSENSE = b"nonsense"
@@ -82,26 +83,30 @@ class LedgerEngine:
         scores = self._scores(plan)
         drafts = self._drafts(plan)
         for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-            assert count > len(drafts[int(slot)])
-            self.tokens[slot] += drafts[int(slot)]
-            for position in range(start, start + count):
-                self._write(int(slot), position)
+            tree = drafts[int(slot)]
+            assert count > len(tree)
+            for position in range(start, start + count - len(tree)):
+                self._write(int(slot), position, self._identity(int(slot), position))
+            for number in range(len(tree)):
+                place = start + count - len(tree) + number
+                self._write(int(slot), place, self._draft_identity(int(slot), tree, number))
         drawn: list[int] = []
         token_counts: list[int] = []
-        proposals: list[tuple[int, ...]] = []
+        proposals: list[TokenTree] = []
         wanted = plan.proposals if len(plan.proposals) else [0] * len(plan.slots)
         for slot, start, count, samples, wanted_tokens in zip(
             plan.slots, plan.starts, plan.counts, plan.samples, wanted, strict=True
         ):
-            self._check(int(slot), int(start + count))
+            tree = drafts[int(slot)]
+            self._check(int(slot), int(start + count) - len(tree))
             if samples:
-                assert len(self.tokens[slot]) == start + count
-                got = self._draw(int(slot), drafts[int(slot)])
+                assert len(self.tokens[slot]) + len(tree) == start + count
+                got = self._draw(int(slot), tree)
                 drawn += got
                 token_counts.append(len(got))
                 proposals.append(self._propose(int(slot), int(wanted_tokens)))
             else:
-                assert not drafts[int(slot)]
+                assert not tree
                 assert not wanted_tokens
         return StepResult(
             plan.step_id,
@@ -118,43 +123,60 @@ class LedgerEngine:
             for place in range(start + 1, start + count + 1)
         )
 
-    def _drafts(self, plan: StepPlan) -> dict[int, list[int]]:
+    def _drafts(self, plan: StepPlan) -> dict[int, TokenTree]:
         """By slot."""
         slots = plan.slots.tolist()
         if not len(plan.draft_counts):
             assert not len(plan.draft_tokens)
-            return {slot: [] for slot in slots}
+            return dict.fromkeys(slots, NO_GUESSES)
         ends = plan.draft_counts.cumsum()
         assert ends[-1] == len(plan.draft_tokens)
-        cut = np.split(plan.draft_tokens, ends[:-1])
-        return {slot: drafts.tolist() for slot, drafts in zip(slots, cut, strict=True)}
+        assert len(plan.draft_parents) in (0, ends[-1])
+        cut = zip(
+            np.split(plan.draft_tokens, ends[:-1]),
+            np.split(plan.draft_parents, ends[:-1]),
+            strict=True,
+        )
+        trees = [TokenTree(tuple(a.tolist()), tuple(b.tolist())) for a, b in cut]
+        assert all(tree == tree.sound(VOCABULARY, len(tree)) for tree in trees)
+        return dict(zip(slots, trees, strict=True))
 
-    def _draw(self, slot: int, drafts: list[int]) -> list[int]:
-        """The token behind what is known, and behind each draft that is what was drawn."""
-        tokens = self.tokens[slot]
-        known = len(tokens) - len(drafts)
-        got = []
-        for place in range(len(drafts) + 1):
-            got.append(next_token(tokens[: known + place], self.seeds[slot]))
-            if place < len(drafts) and got[-1] != drafts[place]:
-                self.lost_drafts += 1
-                break
-        self.kept_drafts += len(got) - 1
-        self.tokens[slot] = tokens[:known] + got
+    def _draw(self, slot: int, tree: TokenTree) -> list[int]:
+        """The token behind what is known, and behind each draft that is what was drawn; the KV of
+        those goes to where it belongs."""
+        tokens, seed = self.tokens[slot], self.seeds[slot]
+        known = len(tokens)
+        paths = [tree.path(number) for number in range(-1, len(tree))]
+        drawn = [next_token([*tokens, *(tree.tokens[at] for at in path)], seed) for path in paths]
+        path = tree.walk(drawn)
+        self.lost_drafts += len(path) < len(tree)
+        self.kept_drafts += len(path)
+        for place, number in enumerate(path):
+            self._write(slot, known + place, self._draft_identity(slot, tree, number))
+        got = [drawn[0], *(drawn[number + 1] for number in path)]
+        self.tokens[slot] = tokens + got
         return got
 
-    def _propose(self, slot: int, wanted: int) -> tuple[int, ...]:
+    def _propose(self, slot: int, wanted: int) -> TokenTree:
         if not wanted:
-            return ()
+            return NO_GUESSES
         tokens, proposal = list(self.tokens[slot]), []
         way = next_token(tokens, 77)
         if way == 0:
-            return (VOCABULARY, -1, 2**40)
+            return TokenTree((VOCABULARY, -1, 2**40))
+        if way == 4:
+            # Two guesses for the next place, the first one wrong, and what follows each.
+            right = next_token(tokens, self.seeds[slot])
+            later = next_token([*tokens, right], self.seeds[slot])
+            wrong = (right + 1) % VOCABULARY
+            return TokenTree((wrong, right, later, later, 3), (-1, -1, 0, 1, 3))
+        if way == 5:
+            return TokenTree((1, 2, 3), (-1, 1, 0) if wanted > 1 else (0,))
         for place in range(wanted + (5 if way == 1 else 0)):
             right = next_token(tokens, self.seeds[slot])
             proposal.append((right + (way == 2 + place)) % VOCABULARY)
             tokens.append(proposal[-1])
-        return tuple(proposal)
+        return TokenTree(tuple(proposal))
 
     def spoil(self, blocks: Sequence[int]) -> None:
         """Nonsense in these blocks: no prefix looks like it."""
@@ -174,9 +196,14 @@ class LedgerEngine:
         kind = KIND * ADAPTERS.index(self.adapters[slot])
         return bytes(token + kind for token in self.tokens[slot][: position + 1])
 
-    def _write(self, slot: int, position: int) -> None:
+    def _draft_identity(self, slot: int, tree: TokenTree, number: int) -> bytes:
+        kind = KIND * ADAPTERS.index(self.adapters[slot])
+        path = [tree.tokens[at] for at in tree.path(number)]
+        return bytes(token + kind for token in (*self.tokens[slot], *path))
+
+    def _write(self, slot: int, position: int, identity: bytes) -> None:
         block = self.tables[slot][position // self.block_size]
-        self.kv[block][position % self.block_size] = self._identity(slot, position)
+        self.kv[block][position % self.block_size] = identity
 
     def _check(self, slot: int, end: int) -> None:
         for position in range(end):

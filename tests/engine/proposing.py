@@ -13,12 +13,13 @@ from tandem.engine.proposers.medusa import MedusaProposer
 from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement, scratch_blocks
+from tandem.facts.token_tree import TokenTree
 from tandem.models.decoder import Decoder
 from tandem.models.eagle import EagleHead, EagleWeights
 from tandem.models.medusa import MedusaHeads
 from tests.models.paging import poisoned_store
 
-KINDS = ("hostile", "ngram", "draft", "medusa", "eagle")
+KINDS = ("hostile", "ngram", "draft", "medusa", "eagle", "draft tree", "medusa tree", "eagle tree")
 
 
 class HostileProposer:
@@ -38,7 +39,12 @@ class HostileProposer:
             tokens = self._random.integers(0, self._vocabulary, length).tolist()
             if length and self._random.integers(0, 4) == 0:
                 tokens[-1] = int(self._random.choice([-1, self._vocabulary, 2**40]))
-            proposals.append(tuple(tokens))
+            parents = self._random.integers(-2, length + 1, length).tolist()
+            if self._random.integers(0, 2):
+                # A tree, whatever it is of.
+                parents = [min(parent, number - 1) for number, parent in enumerate(parents)]
+            wrong = int(self._random.integers(0, 4)) == 0
+            proposals.append(TokenTree(tuple(tokens), tuple(parents[wrong:])))
         return tuple(proposals)
 
 
@@ -74,16 +80,18 @@ def proposer_of(kind: str, draft: Decoder, blocks: int, dtype: str):
         return poisoned_store(drafting, own_blocks, dtype, block_size)
 
     def make(decoder: Decoder, slots: Slots):
-        match kind:
+        name, _, tree = kind.partition(" ")
+        branches = 3 if tree else 1
+        match name:
             case "ngram":
                 return NgramProposer(slots, NgramSizes(1, 3))
             case "medusa":
-                return MedusaProposer(decoder, slots, medusa_heads(decoder))
+                return MedusaProposer(decoder, slots, medusa_heads(decoder), branches)
             case "draft":
-                return DraftModelProposer(draft, draft_store(draft, slots), slots)
+                return DraftModelProposer(draft, draft_store(draft, slots), slots, branches)
             case "eagle":
                 head = eagle_head(decoder)
-                return EagleProposer(decoder, head, draft_store(head, slots), slots)
+                return EagleProposer(decoder, head, draft_store(head, slots), slots, branches)
         return HostileProposer(decoder.spec.vocabulary_tokens)
 
     return make

@@ -8,9 +8,10 @@ from tandem.engine.proposers.draft_kv import BlockContents
 from tandem.engine.proposers.ngram import NgramSizes, continuation
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.token_tree import TokenTree
 from tandem.policy.speculation import Speculation
-from tests.engine.test_engine_laws import DECODERS, EXACT
-from tests.engine.tiny import Bench, Shape, naive_answer
+from tests.engine.test_engine_laws import DECODERS, EXACT, NATIVE
+from tests.engine.tiny import VOCABULARY, Bench, Shape, naive_answer
 
 PROMPT = tuple(range(1, 20))
 
@@ -42,6 +43,57 @@ def test_the_model_itself_drafts_what_it_draws(sampling):
     # The first token comes from the prompt's step; then five by five.
     assert bench.steps == 1 + 4
     assert counts.accepted_by_place == (4, 4, 4, 4)
+
+
+class SecondGuess:
+    """Knows the answer, but says something else first: its second branch is right, its first and
+    what follows them are not."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer = [*PROMPT, *answer, 0, 0, 0]
+
+    def sequences_placed(self, placements) -> None:
+        pass
+
+    def propose(self, rows):
+        found = []
+        for end in rows.ends.tolist():
+            one, two, three = self._answer[end : end + 3]
+            wrong = (one + 1) % VOCABULARY
+            found.append(TokenTree((wrong, one, two, two, wrong, three), (-1, -1, 0, 1, 3, 3)))
+        return tuple(found)
+
+
+@pytest.mark.parametrize("numerics", [EXACT, NATIVE], ids=["reference", "native"])
+def test_of_a_tree_the_branch_that_was_drawn_is_kept(numerics):
+    """Its KV lies behind that of branches which were not, and goes to where it belongs."""
+    decoder = DECODERS[id(numerics)][None]
+    request = Request("a", PROMPT, SamplingParameters(max_tokens=21, temperature=0.0))
+    plain = Bench(decoder, numerics, Shape(block_size=4))
+    plain.ask(request)
+    plain.drain()
+    speculation = Speculation(6, adaptive=False)
+    bench = Bench(decoder, numerics, Shape(block_size=4, speculation=speculation))
+    bench.engine._proposer = SecondGuess(plain.answers["a"])
+    bench.ask(request)
+    bench.drain()
+    assert bench.answers["a"] == plain.answers["a"]
+    # Four times all three; the last tree has room for less and less.
+    assert bench.machine.drafting.totals.accepted_by_place == (5, 4, 4, 0, 0, 0)
+    assert bench.steps == 1 + 4 + 3
+
+
+@pytest.mark.parametrize("kind", ["draft tree", "medusa tree", "eagle tree"])
+def test_trees_branch(kind):
+    """Not all guesses are each behind the last."""
+    bench = speculating(kind, block_size=4)
+    seen = []
+    run = bench.engine.run
+    bench.engine.run = lambda plan: seen.append(plan) or run(plan)
+    bench.ask(Request("a", PROMPT, SamplingParameters(max_tokens=21, temperature=1.0)))
+    bench.drain()
+    assert sum(len(plan.draft_parents) > 0 for plan in seen) > 3
+    assert max(len(plan.draft_parents) for plan in seen) == 4
 
 
 def test_what_a_draft_model_computed_serves_whoever_shares_the_blocks():

@@ -117,7 +117,9 @@ def test_both_faces_draw_the_same_tokens(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("filtered", [{}, {"top_k": 5}, {"top_p": 0.7}, {"typical_p": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "filtered", [{}, {"top_k": 5}, {"top_p": 0.7}, {"typical_p": 0.8}], ids=str
+)
 def test_candidates_are_what_is_drawn_without_those_before(
     native: Kernels, reference: Kernels, temperature: float, filtered: dict[str, float]
 ) -> None:

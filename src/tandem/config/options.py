@@ -125,6 +125,16 @@ class ServeOptions(
         int,
         _doc("Draft tokens of a sequence and step at most.", "Speculation", ge=1, le=16),
     ] = 4
+    speculation_branches: Annotated[
+        int,
+        _doc(
+            "Guesses at one token: 1 drafts a chain, more a tree of the likeliest (draft, medusa, "
+            "eagle).",
+            "Speculation",
+            ge=1,
+            le=8,
+        ),
+    ] = 1
     speculation_adaptive: Annotated[
         bool, _doc("Draft as far as it pays; else always as far as it may.", "Switches")
     ] = True

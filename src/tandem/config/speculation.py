@@ -47,9 +47,13 @@ class DraftSource:
 
 
 def speculation_of(options: ServeOptions) -> Speculation | None:
-    """How far to speculate, if at all."""
+    """How far to speculate, if at all. Raises `InvalidConfiguration` where nothing branches."""
     if options.speculation == "none":
         return None
+    if options.speculation_branches > 1 and options.speculation == "ngram":
+        raise InvalidConfiguration(
+            "speculation-branches is for --speculation draft, medusa, eagle; it is ngram"
+        )
     return Speculation(options.speculation_tokens, options.speculation_adaptive)
 
 

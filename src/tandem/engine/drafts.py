@@ -1,9 +1,10 @@
 """Drafts in a step: where it draws, and which drafts are what was drawn in their place.
 
-A row that checks drafts draws the token behind each of its last tokens. Its draws count up to the
-first that is not the draft in its place: that one was drawn from the right tokens, what follows was
-not. So a draft that is kept is the token that would have been drawn without it (sample and match).
-Axes: N rows of the plan, D of them drawing, R their draws.
+A row that checks drafts draws behind the last token that is known, and behind each draft. Its draws
+count along the path of drafts that are what was drawn in their place: behind any other draft, the
+draw was from wrong tokens. So a draft that is kept is the token that would have been drawn without
+it (sample and match).
+Axes: N rows of the plan, D of them drawing, R their draws, T packed tokens.
 """
 
 from collections.abc import Sequence
@@ -13,20 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.facts.steps import BoolArray, IntArray, StepPlan
+from tandem.facts.token_tree import TokenTree
 from tandem.kernels.sampling import NO_TOKEN
 
 Indices = NDArray[np.int64]
+# Of each drawing row, which of its draws count.
+Kept = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
     """What a step draws: tokens at `positions` [R] of the sequences in `slots` [R]. `counts` [D]
-    are the draws of each drawing row; None: one each. `drafts` are the plan's, row after row."""
+    are the draws of each drawing row; None: one each. `drafts` [D] are those of the plan; `trees`
+    says whether any is more than a chain."""
 
     slots: IntArray
     positions: IntArray
     counts: IntArray | None = None
-    drafts: tuple[tuple[int, ...], ...] = ()
+    drafts: tuple[TokenTree, ...] = ()
+    trees: bool = False
 
     @classmethod
     def of(cls, plan: StepPlan) -> "Draws":
@@ -35,10 +41,12 @@ class Draws:
         if not len(plan.draft_counts):
             return cls(slots, ends)
         counts = plan.draft_counts[sampling] + 1
-        tokens = iter(plan.draft_tokens.tolist())
-        drafts = tuple(tuple(next(tokens) for _ in range(count - 1)) for count in counts.tolist())
-        places = within(counts) - np.repeat(counts - 1, counts)
-        return cls(np.repeat(slots, counts), np.repeat(ends, counts) + places, counts, drafts)
+        drafts = tuple(drafts_of(plan)[row] for row in sampling.tolist())
+        first_R = np.repeat(ends - counts + 1, counts)
+        places_R, trees = within(counts), len(plan.draft_parents) > 0
+        if trees:
+            places_R = np.concatenate([(0, *depths(each)) for each in drafts]).astype(np.int32)
+        return cls(np.repeat(slots, counts), first_R + places_R, counts, drafts, trees)
 
     @property
     def row_slots(self) -> IntArray:
@@ -52,26 +60,87 @@ class Draws:
             return np.arange(len(self.slots))
         return np.cumsum(self.counts, dtype=np.int64) - self.counts
 
-    def kept(self, tokens_R: Sequence[int]) -> tuple[int, ...]:
-        """How many draws of each drawing row count: at least one each."""
+    @property
+    def numbers(self) -> Indices:
+        """Of each draw among those of its row [R]: 0 behind what is known, i + 1 behind draft i."""
         if self.counts is None:
-            return (1,) * len(tokens_R)
+            return np.zeros(len(self.slots), np.int64)
+        return within(self.counts).astype(np.int64)
+
+    def tokens_before(self, draw: int) -> tuple[int, ...] | None:
+        """The drafts that lead to a draw; None where these lie in a row behind what is known."""
+        if not self.trees:
+            return None
+        row = int(np.searchsorted(self.firsts, draw, side="right")) - 1
+        number, tree = draw - int(self.firsts[row]), self.drafts[row]
+        return tuple(tree.tokens[each] for each in tree.path(number - 1)) if number else ()
+
+    def kept(self, tokens_R: Sequence[int]) -> Kept:
+        """Which draws of each drawing row count, in their order: at least the first."""
+        if self.counts is None:
+            return ((0,),) * len(tokens_R)
         found, first = [], 0
-        for drafts in self.drafts:
-            drawn = tokens_R[first : first + len(drafts)]
-            same = [draft == token for draft, token in zip(drafts, drawn, strict=True)]
-            count = 1 + (same.index(False) if False in same else len(same))
+        for tree in self.drafts:
+            drawn = tokens_R[first : first + len(tree) + 1]
+            path = tree.walk(drawn)
             # Where the model's numbers give out behind a draft, the next step shall say so.
-            if count > 1 and tokens_R[first + count - 1] == NO_TOKEN:
-                count -= 1
-            found.append(count)
-            first += len(drafts) + 1
+            if path and drawn[path[-1] + 1] == NO_TOKEN:
+                path = path[:-1]
+            found.append((0, *(number + 1 for number in path)))
+            first += len(drawn)
         return tuple(found)
 
-    def counting(self, kept: Sequence[int]) -> Indices:
-        """Which draws are among the `kept` ones of their rows."""
-        kept_D = np.array(kept, np.int32)
-        return np.repeat(self.firsts, kept_D) + within(kept_D)
+    def counting(self, kept: Kept) -> Indices:
+        """The draws of all rows that count."""
+        if self.counts is None:
+            return np.arange(len(self.slots))
+        rows = zip(self.firsts.tolist(), kept, strict=True)
+        return np.array([first + each for first, row in rows for each in row], np.int64)
+
+    def moves(self, kept: Kept) -> tuple[IntArray, IntArray, IntArray]:
+        """(slots, from, to): where KV of kept drafts lies in each sequence, and where it belongs.
+        Drafts lie in a row, however they follow one another."""
+        found: list[tuple[int, int, int]] = []
+        for slot, first, row in zip(self.row_slots, self.firsts, kept, strict=True):
+            known = int(self.positions[first])
+            for place, number in enumerate(row[1:]):
+                if number - 1 != place:
+                    found.append((int(slot), known + number - 1, known + place))
+        slots, sources, targets = np.array(found, np.int32).reshape(-1, 3).T
+        return slots, sources, targets
+
+
+def drafts_of(plan: StepPlan) -> list[TokenTree]:
+    """Of each row [N]."""
+    tokens, parents = plan.draft_tokens.tolist(), plan.draft_parents.tolist()
+    ends = np.cumsum(plan.draft_counts).tolist()
+    return [
+        TokenTree(tuple(tokens[end - count : end]), tuple(parents[end - count : end]))
+        for end, count in zip(ends, plan.draft_counts.tolist(), strict=True)
+    ]
+
+
+def depths(tree: TokenTree) -> list[int]:
+    """How many drafts there are on the way to each, with its own."""
+    found: list[int] = []
+    for number in range(len(tree)):
+        parent = tree.parent(number)
+        found.append(found[parent] + 1 if parent >= 0 else 1)
+    return found
+
+
+def tree_queries(plan: StepPlan) -> tuple[IntArray, IntArray]:
+    """(positions [T], parents [T]) of a step with trees: of each token among those of its row."""
+    positions: list[int] = []
+    parents: list[int] = []
+    for start, count, tree in zip(plan.starts, plan.counts, drafts_of(plan), strict=True):
+        known = int(count) - len(tree)
+        end = int(start) + known
+        positions += range(int(start), end)
+        positions += [end - 1 + depth for depth in depths(tree)]
+        parents += range(-1, known - 1)
+        parents += [known + tree.parent(number) for number in range(len(tree))]
+    return np.array(positions, np.int32), np.array(parents, np.int32)
 
 
 def wanted_tokens(plan: StepPlan, query_start: IntArray) -> IntArray:
@@ -91,7 +160,7 @@ def drawing_rows(plan: StepPlan) -> BoolArray:
 
 
 def draft_places(plan: StepPlan) -> tuple[IntArray, IntArray]:
-    """(slots, positions) of the plan's drafts."""
+    """(slots, places) of the plan's drafts, which lie in a row behind what is known."""
     counts = plan.draft_counts
     ends = plan.starts + plan.counts
     return np.repeat(plan.slots, counts), np.repeat(ends - counts, counts) + within(counts)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.adapters import AdapterCache, StepAdapters, no_adapter
-from tandem.engine.drafts import Draws, Indices, drawing_rows, wanted_tokens
+from tandem.engine.drafts import Draws, Indices, drawing_rows, tree_queries, wanted_tokens
 from tandem.engine.grammars import GrammarMasks, Grammars, NoGrammars
 from tandem.engine.prompt_scores import PendingScores, PromptScorer, scored_tokens
 from tandem.engine.proposers.contract import Continuations, Proposals, Proposer
@@ -54,14 +54,19 @@ def token_batch(plan: StepPlan, slots: Slots, adapters: StepAdapters) -> TokenBa
         return slots.to_device(np.ascontiguousarray(values))
 
     places_T = on_device(positions_T.astype(np.int64))
+    tree_positions_T, parents_T = places_T, None
+    if len(plan.draft_parents):
+        positions_T, tree_T = tree_queries(plan)
+        tree_positions_T, parents_T = on_device(positions_T.astype(np.int64)), on_device(tree_T)
     return TokenBatch(
         token_ids=slots.tokens[on_device(slots_T.astype(np.int64)), places_T].long(),
-        positions=places_T,
+        positions=tree_positions_T,
         slots=on_device(kv_slots_T),
         attention=AttentionBatch(
             query_start=on_device(query_start),
             context_lengths=on_device(ends_N.astype(np.int32)),
             block_table=on_device(slots.block_table[plan.slots, :used_blocks]),
+            parents=parents_T,
         ),
         wanted=on_device(wanted_W.astype(np.int64)),
         adapted=adapted,
@@ -201,15 +206,16 @@ class Engine:
         drawing = drawing_rows(plan)
         if not drawing.all():
             wide = torch.promote_types(hidden_WC.dtype, torch.float32)
-            silent_sums = self._rows(hidden_WC, ~drawing).sum(dim=1, dtype=wide)
-            hidden_RC = self._rows(hidden_WC, drawing)
+            silent_sums = self._some(hidden_WC, ~drawing).sum(dim=1, dtype=wide)
+            hidden_RC = self._some(hidden_WC, drawing)
         if not len(draws.slots):
             return LaunchedStep(
                 plan.step_id, plan.samples, silent_sums=silent_sums, prompt_scores=prompt_scores
             )
         logits_RV = self.decoder.logits(hidden_RC)
-        tokens_R, logprobs = self._sampler.draw(logits_RV, draws.slots, draws.positions)
-        self._remember(draws.slots, draws.positions, tokens_R)
+        tokens_R, logprobs = self._sampler.draw(logits_RV, draws)
+        if not draws.trees:
+            self._remember(draws.slots, draws.positions, tokens_R)
         step = LaunchedStep(
             plan.step_id, plan.samples, tokens_R, logprobs, silent_sums, prompt_scores
         )
@@ -240,22 +246,28 @@ class Engine:
         tokens_R = step.tokens.tolist()
         kept = draws.kept(tokens_R)
         counting = draws.counting(kept)
-        self._masks.tokens_kept(draws, [tokens_R[place] for place in counting], kept)
+        counts = tuple(map(len, kept))
+        self._masks.tokens_kept(draws, [tokens_R[place] for place in counting], counts)
+        if draws.trees:
+            self._remember(
+                draws.slots[counting], draws.positions[counting], self._some(step.tokens, counting)
+            )
+            self.kv.move(*self.slots.kv_moves(*draws.moves(kept)))
         proposals: Proposals = ()
         if self._proposer and len(plan.proposals):
-            drawn = np.array(kept, np.int32)
+            drawn = np.array(counts, np.int32)
             proposals = self._proposer.propose(
                 Continuations(
                     draws.row_slots,
                     draws.positions[draws.firsts] + drawn,
                     plan.proposals[plan.samples],
                     drawn,
-                    self._rows(hidden_RC, counting),
+                    self._some(hidden_RC, counting),
                 )
             )
         if draws.counts is None:
             return replace(step, proposals=proposals)
-        return replace(step, counting=counting, token_counts=kept, proposals=proposals)
+        return replace(step, counting=counting, token_counts=counts, proposals=proposals)
 
     def _forward(self, batch: TokenBatch) -> Tensor:
         """hidden_WC of the wanted tokens; before the last stage, what the next goes on from."""
@@ -268,10 +280,10 @@ class Engine:
             self._stages.send(hidden_XC, place.stage + 1)
         return hidden_XC
 
-    def _rows(self, hidden_WC: Tensor, rows: np.ndarray) -> Tensor:
-        """Those of these numbers, or where it is true."""
+    def _some(self, values: Tensor, rows: np.ndarray) -> Tensor:
+        """Rows of these numbers, or where it is true."""
         numbers = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        return hidden_WC.index_select(0, torch.from_numpy(numbers).to(hidden_WC.device))
+        return values.index_select(0, torch.from_numpy(numbers).to(values.device))
 
     def _remember(self, row_slots: np.ndarray, positions: np.ndarray, tokens_R: Tensor) -> None:
         index = self.slots.to_device(row_slots.astype(np.int64))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tandem.engine.drafts import Draws
 from tandem.facts.steps import Placement
+from tandem.facts.token_tree import TokenTree
 from tandem.kernels.sampling import NO_TOKEN
 
 
@@ -73,12 +74,12 @@ class _Constrained:
     row: int = 0
     draft_masks: "Future[Tensor] | None" = None
 
-    def masks_at(self, position: int) -> Tensor:
-        """mask_V of its token there, which is the next or stands behind drafts."""
-        if position == self.position:
+    def mask(self, number: int) -> Tensor:
+        """mask_V of its next token (0), or of that behind draft `number` - 1."""
+        if not number:
             return self.masks.result()[self.row]
         assert self.draft_masks is not None
-        return self.draft_masks.result()[position - self.position - 1]
+        return self.draft_masks.result()[number - 1]
 
 
 class GrammarMasks:
@@ -112,15 +113,16 @@ class GrammarMasks:
             return
         for slot, drafts in zip(draws.row_slots.tolist(), draws.drafts, strict=True):
             sequence = self._constrained[slot]
-            if sequence is not None and drafts:
+            if sequence is not None and len(drafts):
                 sequence.draft_masks = self._thread.submit(
                     self._draft_masks, sequence.matcher, drafts
                 )
 
-    def apply(self, logits_RV: Tensor, row_slots: np.ndarray, positions: np.ndarray) -> None:
-        """For the tokens at `positions` of the sequences in `row_slots`; waits for what is not
-        known yet. Unlike of what is banned, nothing remains of what a grammar forbids, so that it
-        wins against bans; and a NaN stays one."""
+    def apply(self, logits_RV: Tensor, draws: Draws) -> None:
+        """For the tokens of these draws; waits for what is not known yet. Unlike of what is banned,
+        nothing remains of what a grammar forbids, so that it wins against bans; and a NaN stays
+        one."""
+        row_slots = draws.slots
         for row, slot in enumerate(row_slots.tolist()):
             sequence = self._constrained[slot]
             if sequence is not None:
@@ -129,7 +131,7 @@ class GrammarMasks:
                     if len(masks_RV) == len(logits_RV):
                         logits_RV += masks_RV.to(logits_RV.device, non_blocking=True)
                         return
-                mask_V = sequence.masks_at(int(positions[row]))
+                mask_V = sequence.mask(int(draws.numbers[row]))
                 logits_RV[row] += mask_V.to(logits_RV.device, non_blocking=True)
 
     def tokens_drawn(self, row_slots: np.ndarray, tokens_R: Tensor) -> None:
@@ -212,16 +214,27 @@ class GrammarMasks:
         self._grammars.result().fill_masks(begun, allowed_RW)
         return self._as_logits(allowed_RW)
 
-    def _draft_masks(self, future: "Future[GrammarMatcher]", drafts: Sequence[int]) -> Tensor:
+    def _draft_masks(self, future: "Future[GrammarMatcher]", drafts: TokenTree) -> Tensor:
         """Draft by draft, as if it were kept. Behind one that the grammar does not allow, and which
         is not drawn therefore, anything goes."""
         matcher, grammars = future.result(), self._grammars.result()
         allowed_RW = np.full((len(drafts), self._mask_words), -1, np.int32)
-        allowed = matcher.allows(drafts)
-        for row, draft in enumerate(drafts[:allowed]):
-            matcher.consume((draft,))
-            grammars.fill_masks([matcher], allowed_RW[row : row + 1])
-        matcher.rollback(allowed)
+        consumed: list[int] = []
+        allowed = {-1}
+        for number, token in enumerate(drafts.tokens):
+            if drafts.parent(number) not in allowed:
+                continue
+            *before, _ = drafts.path(number)
+            shared = common_length(consumed, before)
+            matcher.rollback(len(consumed) - shared)
+            matcher.consume([drafts.tokens[each] for each in before[shared:]])
+            consumed = before
+            if matcher.allows((token,)):
+                matcher.consume((token,))
+                grammars.fill_masks([matcher], allowed_RW[number : number + 1])
+                consumed = [*before, number]
+                allowed.add(number)
+        matcher.rollback(len(consumed))
         return self._as_logits(allowed_RW)
 
     def _as_logits(self, allowed_RW: NDArray[np.int32]) -> Tensor:
@@ -245,6 +258,13 @@ class _Arriving:
             self._copied.synchronize()
         found: list[int] = self._tokens_R.tolist()
         return found
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Of the prefix that both have."""
+    pairs = enumerate(zip(one, other, strict=False))
+    differing = (at for at, (left, right) in pairs if left != right)
+    return next(differing, min(len(one), len(other)))
 
 
 # For each byte of a mask, what its bits add to eight logits.

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.engine.drafts import Draws
 from tandem.engine.dry import dry_penalties
 from tandem.engine.grammars import GrammarMasks
 from tandem.engine.slots import Slots
@@ -30,14 +31,13 @@ class Sampler:
         self._slots = slots
         self._masks = masks
 
-    def draw(
-        self, logits_RV: Tensor, row_slots: np.ndarray, positions: np.ndarray
-    ) -> tuple[Tensor, "PendingLogprobs | None"]:
-        """The tokens (int64 [R], on the device) at `positions` of the sequences in `row_slots`;
-        `NO_TOKEN` where the model's numbers are not finite.
+    def draw(self, logits_RV: Tensor, draws: Draws) -> tuple[Tensor, "PendingLogprobs | None"]:
+        """The tokens (int64 [R], on the device) of these draws; `NO_TOKEN` where the model's
+        numbers are not finite.
 
         `logits_RV` is fp32 and is overwritten where parameters adjust it.
         """
+        row_slots = draws.slots
         wanting = np.flatnonzero(self._slots.wants_logprobs[row_slots])
         raw_logits_RV = None
         adjusting = np.flatnonzero(self._slots.adjusts_logits[row_slots])
@@ -45,9 +45,9 @@ class Sampler:
             # Logprobs are those of the model, before anything that the client wished.
             raw_logits_RV = logits_RV[torch.from_numpy(wanting).to(logits_RV.device)]
         for row in adjusting.tolist():
-            self._adjust(logits_RV[row], int(row_slots[row]), int(positions[row]))
-        self._masks.apply(logits_RV, row_slots, positions)
-        rows = self._slots.sampling_rows(row_slots, positions)
+            self._adjust(logits_RV[row], draws, row)
+        self._masks.apply(logits_RV, draws)
+        rows = self._slots.sampling_rows(row_slots, draws.positions)
         tokens_R = self._kernels.sample(logits_RV, rows)
         if raw_logits_RV is None:
             return tokens_R, None
@@ -60,13 +60,15 @@ class Sampler:
         )
         return tokens_R, PendingLogprobs(len(row_slots), wanting, top_counts, scored)
 
-    def _adjust(self, logits_V: Tensor, slot: int, position: int) -> None:
+    def _adjust(self, logits_V: Tensor, draws: Draws, draw: int) -> None:
+        slot = int(draws.slots[draw])
         sampling = self._slots.sampling[slot]
         prompt_tokens = int(self._slots.prompt_tokens[slot])
+        tokens = self._tokens_before(draws, draw)
         if sampling.penalised:
-            self._penalise(logits_V, slot, position)
+            self._penalise(logits_V, slot, tokens.long())
         if sampling.uses_dry:
-            self._apply_dry(logits_V, slot, position)
+            self._apply_dry(logits_V, slot, tokens)
         if sampling.logit_bias:
             ids, biases = zip(*sampling.logit_bias, strict=True)
             index = torch.tensor(ids, device=logits_V.device)
@@ -74,14 +76,21 @@ class Sampler:
             logits_V.index_add_(0, index, bias)
         bans = self._slots.bans[slot]
         if bans is not None:
-            answer_tokens = position - prompt_tokens
-            bans.apply(logits_V, self._slots.tokens[slot, :position], answer_tokens)
+            bans.apply(logits_V, tokens, len(tokens) - prompt_tokens)
 
-    def _penalise(self, logits_V: Tensor, slot: int, position: int) -> None:
+    def _tokens_before(self, draws: Draws, draw: int) -> Tensor:
+        """All tokens of its sequence that come before what is drawn."""
+        slot, position = int(draws.slots[draw]), int(draws.positions[draw])
+        drafts = draws.tokens_before(draw)
+        if drafts is None:
+            return self._slots.tokens[slot, :position]
+        known = self._slots.tokens[slot, : position - len(drafts)]
+        return torch.cat((known, known.new_tensor(drafts)))
+
+    def _penalise(self, logits_V: Tensor, slot: int, tokens: Tensor) -> None:
         """Repetition counts prompt and answer (Keskar et al., CTRL); presence and frequency count
         the answer alone, as the OpenAI API defines them."""
         sampling = self._slots.sampling[slot]
-        tokens = self._slots.tokens[slot, :position].long()
         if sampling.repetition_penalty != 1.0:
             seen = logits_V[tokens]
             penalty = sampling.repetition_penalty
@@ -92,13 +101,13 @@ class Sampler:
             weight = times.to(logits_V.dtype) * sampling.frequency_penalty
             logits_V[distinct] -= weight + sampling.presence_penalty
 
-    def _apply_dry(self, logits_V: Tensor, slot: int, position: int) -> None:
+    def _apply_dry(self, logits_V: Tensor, slot: int, tokens: Tensor) -> None:
         """The tokens are looked at on the host, as many as DRY looks back."""
         sampling = self._slots.sampling[slot]
         back = sampling.dry_penalty_last_n
-        first = 0 if back < 0 else max(0, position - back)
-        tokens = self._slots.tokens[slot, first:position].cpu().contiguous()
-        ids, penalties = dry_penalties(tokens, sampling, self._kernels.repeated_suffixes)
+        first = 0 if back < 0 else max(0, len(tokens) - back)
+        looked_at = tokens[first:].cpu().contiguous()
+        ids, penalties = dry_penalties(looked_at, sampling, self._kernels.repeated_suffixes)
         logits_V[ids.to(logits_V.device)] -= penalties.to(logits_V)
 
 

@@ -19,6 +19,7 @@ from tandem.facts.adapter import Adapter
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import IntArray, Placement, StepPlan
 from tandem.kernels.sampling import LateFilters, SamplingRows
+from tandem.kv.store import KvPlaces
 
 TokenArray = NDArray[np.int64]
 
@@ -64,7 +65,7 @@ class Slots:
 
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's differences: placements, then their block tables; and its drafts,
-        as if they were known."""
+        in a row behind what is known."""
         for placement in plan.placements:
             self._place(placement)
         self.block_table[plan.table_slots, plan.table_indices] = plan.table_blocks
@@ -82,6 +83,16 @@ class Slots:
         begins[plan.slots] = plan.starts
         first = plan.table_indices.astype(np.int64) * self.shape.block_size
         return plan.table_blocks[first >= begins[plan.table_slots]]
+
+    def kv_moves(
+        self, slots: IntArray, sources: IntArray, targets: IntArray
+    ) -> tuple[KvPlaces, KvPlaces]:
+        """Where these tokens of the sequences lie in the pool, and where they are to lie."""
+        block_size, table = self.shape.block_size, self.block_table
+        return (
+            (table[slots, sources // block_size], sources % block_size),
+            (table[slots, targets // block_size], targets % block_size),
+        )
 
     def _place(self, placement: Placement) -> None:
         slot, sampling = placement.slot, placement.sampling
@@ -157,7 +168,9 @@ class PendingSamples:
         draws = self._draws_of.pop(step_id, Draws(nobody, nobody))
         slots, positions = draws.slots, draws.positions
         if counts:
-            counting = draws.counting(counts)
+            # A pipeline has chains alone: what lies where on this stage need not move.
+            assert not draws.trees
+            counting = draws.counting(tuple(tuple(range(count)) for count in counts))
             slots, positions = slots[counting], positions[counting]
         assert len(slots) == len(tokens)
         waiting = slots >= 0

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tandem.facts.adapter import Adapter
 from tandem.facts.request import TokenLogprobs
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.token_tree import TokenTree
 
 IntArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
@@ -52,8 +53,10 @@ class StepPlan(Struct, frozen=True):
 
     `table_blocks[j]` becomes entry `table_indices[j]` of the block table of `table_slots[j]`.
     The last `draft_counts[i]` tokens of row i are drafts, which stand in `draft_tokens`, row after
-    row: the row draws the token in the place of each, too. `proposals[i]` drafts are wanted of row
-    i for the next step. Both counts are of the rows that draw; empty where all are 0.
+    row: the row draws the token in the place of each, too. They are chains, or trees as the
+    `draft_parents` say (see `TokenTree`; parallel to `draft_tokens`, empty where all are chains).
+    `proposals[i]` drafts are wanted of row i for the next step. Both counts are of the rows that
+    draw; empty where all are 0.
     The tokens behind the first `scored_counts[i]` of row i are known, of a prompt, and are scored:
     empty where all counts are 0.
     All arrays are int32 but `samples`, which is bool.
@@ -70,6 +73,7 @@ class StepPlan(Struct, frozen=True):
     table_blocks: IntArray
     draft_counts: IntArray = NO_TOKENS
     draft_tokens: IntArray = NO_TOKENS
+    draft_parents: IntArray = NO_TOKENS
     proposals: IntArray = NO_TOKENS
     scored_counts: IntArray = NO_TOKENS
 
@@ -95,5 +99,5 @@ class StepResult(Struct, frozen=True):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     failed_rows: tuple[int, ...] = ()
     token_counts: tuple[int, ...] = ()
-    proposals: tuple[tuple[int, ...], ...] = ()
+    proposals: tuple[TokenTree, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

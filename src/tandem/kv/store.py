@@ -24,6 +24,10 @@ TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
 }
 
 
+# Tokens in the pool: their blocks, and the slots in these.
+KvPlaces = tuple[NDArray[np.int32], NDArray[np.int32]]
+
+
 @dataclass(frozen=True, slots=True)
 class ExportedPool:
     """The pool part of a region that others read, and of each block's metadata the word with the
@@ -83,6 +87,18 @@ class KvStore:
     def layer(self, index: int) -> Tensor:
         """kv_B2KSD of one layer: a strided view of the pool, to be read and written."""
         return self._layers[index]
+
+    def move(self, sources: KvPlaces, targets: KvPlaces) -> None:
+        """Copy KV of tokens to other slots, of all layers: as if all were read before any is
+        written."""
+        if not len(sources[0]):
+            return
+        pool = self.pool_BL2KSD
+        (source_M, from_M), (target_M, to_M) = (
+            [torch.from_numpy(each.astype(np.int64)).to(pool.device) for each in places]
+            for places in (sources, targets)
+        )
+        pool[target_M, :, :, :, to_M] = pool[source_M, :, :, :, from_M]
 
     def invalidate_blocks(self, blocks: NDArray[np.int32]) -> None:
         """These are about to be written anew: from now on nobody takes what they hold for what was

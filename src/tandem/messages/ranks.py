@@ -95,26 +95,19 @@ class EncodedStep(Struct, array_like=True, forbid_unknown_fields=True):
     step_id: int
     placements: tuple[EncodedPlacement, ...]
     samples: bytes
-    numbers: tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+    numbers: tuple[bytes, ...]
 
 
 def _encode_step(plan: StepPlan) -> EncodedStep:
     rows = (plan.slots, plan.starts, plan.counts)
     table = (plan.table_slots, plan.table_indices, plan.table_blocks)
-    drafts = (plan.draft_counts, plan.draft_tokens, plan.proposals)
-    slots, starts, counts, table_slots, table_indices, table_blocks, *others = (
-        np.asarray(values, "<i4").tobytes()
-        for values in (*rows, *table, *drafts, plan.scored_counts)
-    )
-    draft_counts, draft_tokens, proposals, scored_counts = others
+    drafts = (plan.draft_counts, plan.draft_tokens, plan.draft_parents, plan.proposals)
+    arrays = (*rows, *table, *drafts, plan.scored_counts)
     return EncodedStep(
         plan.step_id,
         tuple(_encode_placement(placement) for placement in plan.placements),
         plan.samples.tobytes(),
-        (
-            *(slots, starts, counts, table_slots, table_indices, table_blocks),
-            *(draft_counts, draft_tokens, proposals, scored_counts),
-        ),
+        tuple(np.asarray(values, "<i4").tobytes() for values in arrays),
     )
 
 
@@ -122,7 +115,7 @@ def _decode_step(encoded: EncodedStep) -> StepPlan:
     slots, starts, counts, table_slots, table_indices, table_blocks, *others = map(
         _int32, encoded.numbers
     )
-    draft_counts, draft_tokens, proposals, scored_counts = others
+    draft_counts, draft_tokens, draft_parents, proposals, scored_counts = others
     return StepPlan(
         encoded.step_id,
         tuple(_decode_placement(placement) for placement in encoded.placements),
@@ -135,6 +128,7 @@ def _decode_step(encoded: EncodedStep) -> StepPlan:
         table_blocks=table_blocks,
         draft_counts=draft_counts,
         draft_tokens=draft_tokens,
+        draft_parents=draft_parents,
         proposals=proposals,
         scored_counts=scored_counts,
     )

@@ -52,23 +52,28 @@ class EagleHead:
     def forward(
         self, batch: TokenBatch, embedded_TC: Tensor, features_TC: Tensor, kv: KvLayers
     ) -> Tensor:
-        """features_DC that follow the last token of each sequence: guessed from the embedding of a
-        token and the feature of the token before it. Writes the KV of all. With one layer, KV of a
-        token depends on nothing but these, and only the last ones attend."""
+        """features_DC that follow the wanted tokens: guessed from the embedding of a token and the
+        feature of the token before it. Writes the KV of all. With one layer, KV of a token depends
+        on nothing but these, so where the last ones of the sequences are wanted only they attend.
+        """
         kernels, layer, norm = self._kernels, self._weights.layer, self.spec.norm
         attention = self.spec.attention
         fused_TC = kernels.linear(torch.cat((embedded_TC, features_TC), 1), self._weights.fusion)
         heads = split_heads(self.spec, layer, kernels.linear(fused_TC, layer.qkv), kernels)
         places = TokenPlaces(batch.positions, batch.slots)
         kernels.rotate_and_store(heads, kv.layer(0), self._rotary, places)
-        q_DHD, fused_DC, single = heads.q, fused_TC, batch.attention
-        if batch.wanted is not None and len(batch.wanted) < len(fused_TC):
-            q_DHD, fused_DC = q_DHD[batch.wanted], fused_TC[batch.wanted]
-            rows = torch.arange(single.sequences + 1, dtype=torch.int32, device=fused_TC.device)
-            single = replace(single, query_start=rows)
+        q_DHD, fused_DC, seen = heads.q, fused_TC, batch.attention
+        some = batch.wanted is not None and len(batch.wanted) < len(fused_TC)
+        if some and seen.parents is None:
+            q_DHD = q_DHD[batch.wanted]
+            rows = torch.arange(seen.sequences + 1, dtype=torch.int32, device=fused_TC.device)
+            seen = replace(seen, query_start=rows)
         attended_DHD = kernels.paged_attention(
-            q_DHD, kv.layer(0), single, scale=attention.scale, window=attention.window_tokens[0]
+            q_DHD, kv.layer(0), seen, scale=attention.scale, window=attention.window_tokens[0]
         )
+        if some:
+            fused_DC = fused_TC[batch.wanted]
+            attended_DHD = attended_DHD[batch.wanted] if seen.parents is not None else attended_DHD
         update_DC = kernels.linear(attended_DHD.flatten(1), layer.attention_output)
         x_DC, residual_DC = kernels.add_rms_norm(update_DC, fused_DC, layer.feed_forward_norm, norm)
         gated_DN = kernels.gated_activation(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.steps import StepPlan
+from tandem.facts.token_tree import NO_GUESSES, TokenTree
 from tandem.policy.chance import draw
 
 # What a draft says, instead of a token: those of simulated answers do not fit into a plan.
@@ -48,7 +49,7 @@ class DraftOutcome:
 
     tokens: tuple[int, ...]
     token_counts: tuple[int, ...]
-    proposals: tuple[tuple[int, ...], ...]
+    proposals: tuple[TokenTree, ...]
 
 
 class SimulatedDrafts:
@@ -74,7 +75,7 @@ class SimulatedDrafts:
         drafts = iter(plan.draft_tokens.tolist())
         drawn: list[int] = []
         token_counts: list[int] = []
-        proposals: list[tuple[int, ...]] = []
+        proposals: list[TokenTree] = []
         for row, request_id, token in zip(rows, request_ids, tokens, strict=True):
             own = [next(drafts) for _ in range(drafted[row] if drafted else 0)]
             count = 1 + (own.index(WRONG) if WRONG in own else len(own))
@@ -89,14 +90,14 @@ class SimulatedDrafts:
             tuple(proposals) if any(proposals) else (),
         )
 
-    def _proposal(self, request_id: str, position: int, wanted: int) -> tuple[int, ...]:
+    def _proposal(self, request_id: str, position: int, wanted: int) -> TokenTree:
         """The drafts for a request from this position of its tokens on."""
         quality, seed = self._quality, self._seed
         if not wanted or draw(seed, "offered", request_id, position) >= quality.offered:
-            return ()
+            return NO_GUESSES
         proposal = []
         for place in range(wanted):
             kept = quality.kept[min(place, len(quality.kept) - 1)]
             right = draw(seed, "draft", request_id, position + place) < kept
             proposal.append(RIGHT if right else WRONG)
-        return tuple(proposal)
+        return TokenTree(tuple(proposal))

@@ -11,6 +11,7 @@ import numpy as np
 from tandem.cluster.worker.sequence import Sequence
 from tandem.cluster.worker.step_tally import StepWork, work_of
 from tandem.facts.steps import NO_TOKENS, IntArray, Placement, StepPlan
+from tandem.facts.token_tree import NO_GUESSES, TokenTree
 
 # After so many blocks nobody else is placed in a step: 64 sequences that share a context of 131k
 # tokens take a third of a second otherwise, in which no event is handled.
@@ -33,6 +34,8 @@ class PlanBuilder:
         self.rows: list[tuple[Sequence, int, bool]] = []
         self.draft_counts: list[int] = []
         self._draft_tokens: list[int] = []
+        self._draft_parents: list[int] = []
+        self._draft_trees = False
         self.proposals: list[int] = []
         self.scored_counts: list[int] = []
         self.prompts = False
@@ -104,7 +107,7 @@ class PlanBuilder:
         self,
         sequence: Sequence,
         chunk_tokens: int,
-        drafts: Ordered[int] = (),
+        drafts: TokenTree = NO_GUESSES,
         proposed_tokens: int = 0,
     ) -> None:
         """Schedule the next `chunk_tokens` of a running sequence, whose blocks are there; behind
@@ -119,9 +122,11 @@ class PlanBuilder:
         if draws:
             sequence.unseen += 1
             # A guess at what is drawn now is out of date for the step after.
-            sequence.proposal = ()
+            sequence.proposal = NO_GUESSES
             drafted = len(drafts)
-            self._draft_tokens += drafts
+            self._draft_tokens += drafts.tokens
+            self._draft_parents += drafts.parents or range(-1, drafted - 1)
+            self._draft_trees = self._draft_trees or bool(drafts.parents)
         residency.scheduled += drafted
         self._counts.append(chunk_tokens + drafted)
         self.budget_tokens -= chunk_tokens + drafted
@@ -150,6 +155,7 @@ class PlanBuilder:
             table_blocks=_numbers(self._table_blocks),
             draft_counts=_numbers(self.draft_counts if drafts else []),
             draft_tokens=_numbers(self._draft_tokens),
+            draft_parents=_numbers(self._draft_parents if self._draft_trees else []),
             proposals=_numbers(self.proposals if self.longest_proposal else []),
             scored_counts=_numbers(self.scored_counts if scored_tokens else []),
         )

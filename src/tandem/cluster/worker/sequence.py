@@ -12,6 +12,7 @@ from tandem.cluster.worker.draft_history import DraftRecord
 from tandem.facts.blocks import Chain, grown_chain
 from tandem.facts.kv import BlockName
 from tandem.facts.request import FinishReason, Request, TokenLogprobs
+from tandem.facts.token_tree import NO_GUESSES
 from tandem.policy.batching import NEVER_NS, Rank
 
 
@@ -166,7 +167,7 @@ class Sequence:
         self.unseen = 0
         self.steps_in_flight = 0
         self.prefix_hit = PrefixHit()
-        self.proposal: tuple[int, ...] = ()
+        self.proposal = NO_GUESSES
         self.drafts = DraftRecord()
         # Who goes on with an answer was told the scores of its prompt with the first token.
         wants_scores = request.sampling.prompt_logprobs is not None and not request.output_tokens
@@ -274,7 +275,7 @@ class Sequence:
             self.prefix_hit.reached_tokens, self.residency.scheduled
         )
         self.residency = KvResidency()
-        self.proposal = ()
+        self.proposal = NO_GUESSES
 
     def append(self, token: int) -> tuple[FinishReason | None, bool]:
         """Take a drawn token. Says whether the sequence ends, and whether this token stops it."""
@@ -290,6 +291,6 @@ class Sequence:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Take tokens that were drawn elsewhere."""
-        self.proposal = ()
+        self.proposal = NO_GUESSES
         self.tokens.extend(tokens)
         self.known_tokens = len(self.tokens)

@@ -1,13 +1,13 @@
 """Speculation on one worker: which sequences get how many drafts, and what came of them."""
 
 from collections.abc import Sequence as Ordered
-from itertools import takewhile
 
 from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
 from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase
 from tandem.facts.step_totals import DraftTotals
 from tandem.facts.steps import StepResult
+from tandem.facts.token_tree import NO_GUESSES
 from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Speculation
 
 # The rule is made anew after so many steps, seldom where it says no; or with another number of
@@ -28,8 +28,7 @@ class Drafting:
         self._accepted_by_place = [0] * speculation.most_tokens
         self._totals: DraftTotals | None = None
         self._vocabulary_tokens = vocabulary_tokens
-        # The steps of a pipeline overlap.
-        self._overlap = pipeline_stages > 1
+        self._pipelined = pipeline_stages > 1
         self._landed_ns = 0
         self._history = DraftHistory()
         self._rule = NO_DRAFTS
@@ -68,7 +67,8 @@ class Drafting:
         """The tokens of a step were taken: its sequences get what it proposes, and what became of
         its drafts is remembered."""
         began_ns = builder.launched_ns
-        if not self._overlap:
+        # The steps of a pipeline overlap.
+        if not self._pipelined:
             began_ns = max(began_ns, self._landed_ns)
         self._landed_ns = now_ns
         if not builder.drafts:
@@ -86,7 +86,11 @@ class Drafting:
             if not draws:
                 continue
             kept = next(counts, 1) - 1
-            proposal = self._sound(next(proposals, ()), wanted)
+            # Whoever made it.
+            proposal = next(proposals, NO_GUESSES).sound(self._vocabulary_tokens, wanted)
+            if self._pipelined:
+                # Its stages before the last do not see which branch is kept in time to move KV.
+                proposal = proposal.chain()
             usual = usual and not (wanted and sequence.drafts.catches_up)
             self._history.row_landed(sequence.drafts, drafted, kept, wanted, len(proposal))
             if drafted:
@@ -107,11 +111,6 @@ class Drafting:
         self._draft_tokens += drafted
         for place in range(kept):
             self._accepted_by_place[place] += 1
-
-    def _sound(self, proposal: Ordered[int], wanted: int) -> tuple[int, ...]:
-        """As much of a proposal as can be drafted, whoever made it."""
-        known = range(self._vocabulary_tokens)
-        return tuple(takewhile(known.__contains__, proposal[:wanted]))
 
     def _decided(self, running: Ordered[DraftRecord]) -> DraftRule:
         times = self._history.times

@@ -9,6 +9,7 @@ from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.speculation import Drafting
 from tandem.cluster.worker.waiting import WaitingSequences
+from tandem.facts.token_tree import NO_GUESSES, TokenTree
 from tandem.messages.worker import ImportBlocks
 from tandem.policy.batching import TokenBudgetBatching
 from tandem.policy.speculation import MOST_STEP_DRAFTS, NO_DRAFTS, DraftChances
@@ -236,7 +237,7 @@ class StepPlanner:
                 continue
             if not residency.placed:
                 builder.place(sequence)
-            drafts: Ordered[int] = ()
+            drafts = NO_GUESSES
             if sequence.proposal and chunk_tokens == sequence.pending_tokens:
                 drafts = self._drafts(builder, sequence, len(sequences) - place - 1)
             self._add_row(builder, sequence, chunk_tokens, drafts)
@@ -246,7 +247,7 @@ class StepPlanner:
         builder: PlanBuilder,
         sequence: Sequence,
         chunk_tokens: int,
-        drafts: Ordered[int] = (),
+        drafts: TokenTree = NO_GUESSES,
     ) -> None:
         """A row that proposes drafts for the next step, as far as they pay."""
         proposed_tokens = 0
@@ -257,7 +258,7 @@ class StepPlanner:
             proposed_tokens = max(0, min(most, self._draft_rule.tokens_for(chances)))
         builder.add_row(sequence, chunk_tokens, drafts, proposed_tokens)
 
-    def _drafts(self, builder: PlanBuilder, sequence: Sequence, others: int) -> Ordered[int]:
+    def _drafts(self, builder: PlanBuilder, sequence: Sequence, others: int) -> TokenTree:
         """The drafts to check behind the last token of a sequence, which has its blocks: for them
         nobody else is left out or gives way."""
         assert self._drafting is not None
@@ -275,11 +276,11 @@ class StepPlanner:
             (len(residency.blocks) + spare_blocks) * block_size - first,
         )
         if count <= 0:
-            return ()
+            return NO_GUESSES
         for _ in range(self.sequences.blocks_for(sequence, first + count)):
             self.settled = False
             builder.add_block(sequence, pool.allocate())
-        return sequence.proposal[:count]
+        return sequence.proposal.first(count)
 
     def _make_room(self, builder: PlanBuilder, sequence: Sequence, needed: int) -> bool:
         """Give a running sequence so many more blocks, preempting others if need be."""

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.facts.steps import IntArray, Placement
+from tandem.facts.token_tree import TokenTree
 
 # For each row.
-Proposals = tuple[tuple[int, ...], ...]
+Proposals = tuple[TokenTree, ...]
 
 
 @dataclass(frozen=True, slots=True)

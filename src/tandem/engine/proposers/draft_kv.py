@@ -8,17 +8,13 @@ Axes: D sequences, M blocks of a sequence, T packed elements, V vocabulary.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tandem.engine.slots import Slots
 from tandem.facts.steps import IntArray, Placement, scratch_blocks
 from tandem.kernels.attention import AttentionBatch
-from tandem.kernels.faces import Kernels
 from tandem.kv.store import KvStore
 from tandem.models.decoder import TokenBatch
 
@@ -79,25 +75,24 @@ class DraftRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Branches:
+    """Of elements that are guesses, in trees: whom each follows among those of its row (`parents`
+    [T], -1: what is known), its position behind the first of them (`offsets` [T]), and the elements
+    that are `wanted`, in the order of all."""
+
+    parents: IntArray
+    offsets: IntArray
+    wanted: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunks:
     """Elements `starts .. starts + counts` [D] of some rows, whose tokens are `tokens` [T]."""
 
     starts: IntArray
     counts: IntArray
     tokens: IntArray
-
-
-class ElementModel(Protocol):
-    """Computes elements, and what follows them."""
-
-    def begin(self, rows: DraftRows, chunks: Chunks, numbers: NDArray[np.intp]) -> Tensor:
-        """logits_DV behind the last element of each row; these are the rows of such `numbers` among
-        all that are asked for."""
-        ...
-
-    def go_on(self, rows: DraftRows, chunks: Chunks, staying: NDArray[np.bool_]) -> Tensor:
-        """The same one element further, of those rows of the last call that are `staying`."""
-        ...
+    branches: Branches | None = None
 
 
 class DraftKv:
@@ -108,8 +103,8 @@ class DraftKv:
         self, kv: KvStore, slots: Slots, shift: int = 0, window: int | None = None
     ) -> None:
         self.kv = kv
-        self._slots = slots
-        self._shift = shift
+        self.slots = slots
+        self.shift = shift
         self._window = window
         shape = slots.shape
         self._scratch = scratch_blocks(shape.block_size)
@@ -124,22 +119,23 @@ class DraftKv:
         for placement in placements:
             self._computed[placement.slot] = -1
 
-    def _rows(self, slots: IntArray, ends: IntArray) -> DraftRows:
+    def rows(self, slots: IntArray, ends: IntArray) -> DraftRows:
+        """Of the sequences in these slots, of which so many tokens are known."""
         widest = self._handed_out(int(ends.max())) + self._scratch
         tables_DM = np.zeros((len(slots), widest), np.int32)
         for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
             blocks = self._handed_out(end)
             first = self._pool_blocks + slot * self._scratch
-            tables_DM[row, :blocks] = self._slots.block_table[slot, :blocks]
+            tables_DM[row, :blocks] = self.slots.block_table[slot, :blocks]
             tables_DM[row, blocks : blocks + self._scratch] = np.arange(
                 first, first + self._scratch
             )
         return DraftRows(slots, ends, tables_DM)
 
-    def _catch_up(self, rows: DraftRows) -> tuple[NDArray[np.intp], Chunks]:
+    def catch_up(self, rows: DraftRows) -> tuple[NDArray[np.intp], Chunks]:
         """Which rows are to be computed further and by which elements, within the budget; those
         that come to their end are the first. To be computed before anything else is asked."""
-        ends = rows.ends - self._shift
+        ends = rows.ends - self.shift
         starts = np.array(
             [
                 self._start(slot, end, table)
@@ -160,73 +156,40 @@ class DraftKv:
         chunks = Chunks(starts[computing], counts[computing], np.concatenate(tokens))
         return computing, chunks
 
-    def drafts(
-        self,
-        slots: IntArray,
-        ends: IntArray,
-        counts: IntArray,
-        model: ElementModel,
-        kernels: Kernels,
-    ) -> list[list[int]]:
-        """At most `counts` tokens behind the first `ends` of the sequences in `slots`, one behind
-        the other. Each is drawn as the token itself will be, with its parameters and its noise: so
-        the two are equal as often as the distributions overlap."""
-        rows = self._rows(slots, ends)
-        ready, chunks = self._catch_up(rows)
-        logits_DV = model.begin(rows.some(ready), chunks, ready)
-        through = chunks.starts + chunks.counts == ends[ready] - self._shift
-        drawn: list[list[int]] = [[] for _ in slots]
-        for place in range(int(counts.max())):
-            staying = counts[ready] > place
-            if not place:
-                staying = staying & through
-            ready = ready[staying]
-            if not len(ready):
-                break
-            if place:
-                newest = np.array([drawn[row][-1] for row in ready])
-                starts = ends[ready] + place - 1 - self._shift
-                chunks = Chunks(starts, np.ones_like(starts), newest)
-                logits_DV = model.go_on(rows.some(ready), chunks, staying)
-            elif not staying.all():
-                logits_DV = logits_DV[torch.from_numpy(staying).to(logits_DV.device)]
-            draws = self._slots.sampling_rows(slots[ready], ends[ready] + place)
-            for row, token in zip(
-                ready.tolist(), kernels.sample(logits_DV, draws).tolist(), strict=True
-            ):
-                drawn[row].append(max(0, token))
-        return drawn
-
     def batch(self, rows: DraftRows, chunks: Chunks) -> TokenBatch:
-        """Of these elements, whose last of each row is wanted."""
-        device = self._slots.to_device
-        block_size, starts, counts = self._slots.shape.block_size, chunks.starts, chunks.counts
+        """Of these elements; without branches the last of each row is wanted."""
+        device = self.slots.to_device
+        block_size, starts, counts = self.slots.shape.block_size, chunks.starts, chunks.counts
         if len(chunks.tokens) == len(counts):
-            query_start, rows_T, places_T = (
-                np.arange(len(counts) + 1),
-                np.arange(len(counts)),
-                starts,
-            )
+            query_start, rows_T = np.arange(len(counts) + 1), np.arange(len(counts))
+            places_T = starts
         else:
             query_start = np.concatenate(((0,), np.cumsum(counts)))
             rows_T = np.repeat(np.arange(len(counts)), counts)
-            places_T = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
+            first_T = np.repeat(starts - query_start[:-1], counts).astype(np.int32)
+            places_T = np.arange(query_start[-1], dtype=np.int32) + first_T
         blocks_T = rows.tables[rows_T, places_T // block_size].astype(np.int64)
+        elements_T = places_T.astype(np.int64)
+        wanted, parents = (query_start[1:] - 1).astype(np.int64), None
+        if chunks.branches is not None:
+            elements_T = np.repeat(starts.astype(np.int64), counts) + chunks.branches.offsets
+            wanted, parents = chunks.branches.wanted, device(chunks.branches.parents)
         return TokenBatch(
             token_ids=device(chunks.tokens.astype(np.int64)),
-            positions=device((places_T + self._shift).astype(np.int64)),
+            positions=device(elements_T + self.shift),
             slots=device(blocks_T * block_size + places_T % block_size),
             attention=AttentionBatch(
                 query_start=device(query_start.astype(np.int32)),
                 context_lengths=device((starts + counts).astype(np.int32)),
                 block_table=device(np.ascontiguousarray(rows.tables)),
+                parents=parents,
             ),
-            wanted=device((query_start[1:] - 1).astype(np.int64)),
+            wanted=device(wanted),
         )
 
     def _tokens(self, slot: int, first: int, end: int) -> IntArray:
         """Of these elements."""
-        known = self._slots.tokens[slot, first + self._shift : end + self._shift]
+        known = self.slots.tokens[slot, first + self.shift : end + self.shift]
         found: IntArray = known.cpu().numpy()
         return found
 
@@ -241,12 +204,12 @@ class DraftKv:
 
     def _forget(self, start: int, end: int, table_M: IntArray) -> None:
         """Blocks are written to from this element on."""
-        first = start // self._slots.shape.block_size
+        first = start // self.slots.shape.block_size
         self._contents.overwritten(table_M[first : self._handed_out(end)])
 
     def _note(self, slot: int, reached: int, end: int, table_M: IntArray) -> None:
         """The first `reached` elements are computed; those in scratch blocks do not last."""
-        block_size = self._slots.shape.block_size
+        block_size = self.slots.shape.block_size
         lasting = min(reached, self._handed_out(end) * block_size)
         before, self._computed[slot] = int(self._computed[slot]), lasting
         if self._window is None and lasting // block_size > max(0, before) // block_size:
@@ -255,4 +218,4 @@ class DraftKv:
     def _handed_out(self, end: int) -> int:
         """Blocks that a sequence surely has of which `end` tokens are known: those in which its KV
         lies, which the newest token has yet to get."""
-        return -(-(end - 1) // self._slots.shape.block_size)
+        return -(-(end - 1) // self.slots.shape.block_size)

@@ -7,11 +7,11 @@ Axes: D rows that draw, V vocabulary.
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.proposers.contract import Continuations, Proposals
 from tandem.engine.proposers.draft_kv import Chunks, DraftKv, DraftRows
+from tandem.engine.proposers.look_ahead import Numbers, guesses
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement
 from tandem.kv.store import KvStore
@@ -19,9 +19,10 @@ from tandem.models.decoder import Decoder
 
 
 class DraftModelProposer:
-    """`kv` is as of `DraftKv`."""
+    """`kv` is as of `DraftKv`, `branches` as of `look_ahead`."""
 
-    def __init__(self, decoder: Decoder, kv: KvStore, slots: Slots) -> None:
+    def __init__(self, decoder: Decoder, kv: KvStore, slots: Slots, branches: int = 1) -> None:
+        self._branches = branches
         self._decoder = decoder
         self._kv = DraftKv(kv, slots)
 
@@ -33,22 +34,16 @@ class DraftModelProposer:
         """See the port. Nothing for sequences that are longer than the draft model's context."""
         fits = rows.ends + rows.counts <= self._decoder.spec.context_tokens
         wanting = np.flatnonzero((rows.counts > 0) & fits)
-        found: list[tuple[int, ...]] = [()] * len(rows.slots)
-        if len(wanting):
-            slots, ends, counts = (each[wanting] for each in (rows.slots, rows.ends, rows.counts))
-            drawn = self._kv.drafts(slots, ends, counts, self, self._decoder.kernels)
-            for row, tokens in zip(wanting.tolist(), drawn, strict=True):
-                found[row] = tuple(tokens)
-        return tuple(found)
+        return guesses(self._kv, self, self._decoder.kernels, rows, wanting, self._branches)
 
-    def begin(self, rows: DraftRows, chunks: Chunks, numbers: NDArray[np.intp]) -> Tensor:
+    def begin(self, rows: DraftRows, chunks: Chunks, numbers: Numbers) -> Tensor:
         """See `ElementModel`."""
         del numbers
         return self._logits(rows, chunks)
 
-    def go_on(self, rows: DraftRows, chunks: Chunks, staying: NDArray[np.bool_]) -> Tensor:
+    def go_on(self, rows: DraftRows, chunks: Chunks, sources: Numbers) -> Tensor:
         """See `ElementModel`."""
-        del staying
+        del sources
         return self._logits(rows, chunks)
 
     def _logits(self, rows: DraftRows, chunks: Chunks) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tandem.engine.proposers.contract import Continuations, Proposals
 from tandem.engine.proposers.draft_kv import Chunks, DraftKv, DraftRows
+from tandem.engine.proposers.look_ahead import Numbers, guesses
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement
 from tandem.kv.store import KvStore
@@ -24,9 +25,12 @@ from tandem.models.eagle import EagleHead
 
 
 class EagleProposer:
-    """`kv` is as of `DraftKv`, of one layer."""
+    """`kv` is as of `DraftKv`, of one layer; `branches` as of `look_ahead`."""
 
-    def __init__(self, decoder: Decoder, head: EagleHead, kv: KvStore, slots: Slots) -> None:
+    def __init__(
+        self, decoder: Decoder, head: EagleHead, kv: KvStore, slots: Slots, branches: int = 1
+    ) -> None:
+        self._branches = branches
         self._decoder = decoder
         self._head = head
         self._kv = DraftKv(kv, slots, shift=1, window=head.spec.attention.window_tokens[0])
@@ -39,14 +43,9 @@ class EagleProposer:
         """See the port."""
         # A sequence of one token has no feature before it.
         wanting = np.flatnonzero((rows.counts > 0) & (rows.ends > 1))
-        found: list[tuple[int, ...]] = [()] * len(rows.slots)
-        if len(wanting):
-            slots, ends, counts = (each[wanting] for each in (rows.slots, rows.ends, rows.counts))
-            features = _Features(self._decoder, self._head, self._kv, rows, wanting)
-            drawn = self._kv.drafts(slots, ends, counts, features, self._decoder.kernels)
-            for row, tokens in zip(wanting.tolist(), drawn, strict=True):
-                found[row] = tuple(tokens)
-        return tuple(found)
+        features = _Features(self._decoder, self._head, self._kv, rows, wanting)
+        kernels = self._decoder.kernels
+        return guesses(self._kv, features, kernels, rows, wanting, self._branches)
 
 
 class _Features:
@@ -63,25 +62,25 @@ class _Features:
     ) -> None:
         self._decoder, self._head, self._kv = decoder, head, kv
         self._asked, self._wanting = asked, wanting
-        self._newest_DC: Tensor | None = None
+        # One tensor a call.
+        self._states: list[Tensor] = []
 
-    def begin(self, rows: DraftRows, chunks: Chunks, numbers: NDArray[np.intp]) -> Tensor:
+    def begin(self, rows: DraftRows, chunks: Chunks, numbers: Numbers) -> Tensor:
         """See `ElementModel`."""
         return self._logits(rows, chunks, self._known(self._wanting[numbers], chunks))
 
-    def go_on(self, rows: DraftRows, chunks: Chunks, staying: NDArray[np.bool_]) -> Tensor:
+    def go_on(self, rows: DraftRows, chunks: Chunks, sources: Numbers) -> Tensor:
         """See `ElementModel`."""
-        newest_DC = self._newest_DC
-        assert newest_DC is not None
-        if len(rows.slots) < len(newest_DC):
-            newest_DC = newest_DC[torch.from_numpy(staying).to(newest_DC.device)]
-        return self._logits(rows, chunks, newest_DC)
+        states = torch.cat(self._states)
+        index = torch.from_numpy(sources).to(states.device)
+        return self._logits(rows, chunks, states.index_select(0, index))
 
     def _logits(self, rows: DraftRows, chunks: Chunks, features_TC: Tensor) -> Tensor:
         batch = self._kv.batch(rows, chunks)
         embedded_TC = self._decoder.embedded(batch.token_ids)
-        self._newest_DC = self._head.forward(batch, embedded_TC, features_TC, self._kv.kv)
-        return self._decoder.head_logits(self._newest_DC)
+        newest_DC = self._head.forward(batch, embedded_TC, features_TC, self._kv.kv)
+        self._states.append(newest_DC)
+        return self._decoder.head_logits(newest_DC)
 
     def _known(self, numbers: NDArray[np.intp], chunks: Chunks) -> Tensor:
         """features_TC of the chunks' elements: those that the step computed, else zeros."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tandem.engine.proposers.contract import Continuations, Proposals
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement
+from tandem.facts.token_tree import TokenTree
 
 Tokens = NDArray[np.int32]
 
@@ -39,7 +40,7 @@ class NgramProposer:
         found = []
         for slot, end, count in zip(rows.slots, rows.ends, rows.counts, strict=True):
             tokens = self._slots.tokens[slot, :end].cpu().numpy() if count else _NONE
-            found.append(continuation(tokens, int(count), self._sizes))
+            found.append(TokenTree(continuation(tokens, int(count), self._sizes)))
         return tuple(found)
 
 

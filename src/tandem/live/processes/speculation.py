@@ -37,20 +37,20 @@ def proposer_maker(
     if source is None:
         sizes = NgramSizes(options.prompt_lookup_min, options.prompt_lookup_max)
         return lambda _, slots: NgramProposer(slots, sizes)
-    directory = source.directory
+    directory, branches = source.directory, options.speculation_branches
     if source.kind == "draft":
         draft = _draft_model(planned, source, options, threads)
         draft_kv = _draft_kv(planned, source, options)
-        return lambda _, slots: DraftModelProposer(draft, draft_kv, slots)
+        return lambda _, slots: DraftModelProposer(draft, draft_kv, slots, branches)
     config = read_fields(directory / "config.json")
     if source.kind == "medusa":
         heads = load_medusa(directory, config, planned.spec, planned.compute, plan.device)
-        return lambda decoder, slots: MedusaProposer(decoder, slots, heads)
+        return lambda decoder, slots: MedusaProposer(decoder, slots, heads, branches)
     # As exact as they are stored: they are small, and a guess that is off is of no use.
     form = WeightForm("bfloat16", planned.compute, plan.device)
     head = load_eagle(directory, config, planned.spec, form, planned.kernels)
     kv = _draft_kv(planned, source, options)
-    return lambda decoder, slots: EagleProposer(decoder, head, kv, slots)
+    return lambda decoder, slots: EagleProposer(decoder, head, kv, slots, branches)
 
 
 def _draft_model(
