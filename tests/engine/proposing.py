@@ -53,10 +53,10 @@ def medusa_heads(decoder: Decoder, count: int = 3) -> MedusaHeads:
     hidden = decoder.spec.hidden_features
     generator = torch.Generator().manual_seed(1)
     dtype = decoder.weights.compute
-    return MedusaHeads(
-        torch.randn(count * hidden, hidden, generator=generator).to(dtype),
-        torch.randn(count * hidden, generator=generator).to(dtype),
-    )
+    weights = torch.randn(count * hidden, hidden, generator=generator).to(dtype)
+    biases = torch.randn(count * hidden, generator=generator).to(dtype)
+    storage = "bfloat16" if dtype is torch.float32 else "float64"
+    return MedusaHeads(decoder.kernels.pack(weights, biases, storage), decoder.kernels)
 
 
 def eagle_head(decoder: Decoder) -> EagleHead:

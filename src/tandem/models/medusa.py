@@ -14,35 +14,37 @@ from torch.nn import functional
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
+from tandem.kernels.faces import Kernels
+from tandem.kernels.linear import FLOAT_STORAGE, PackedLinear
 from tandem.models.checkpoint import SafetensorsWeights
 from tandem.models.directory import Fields
 from tandem.models.parameters import TensorPart
+from tandem.models.weights import WeightForm
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaHeads:
-    """Head i guesses the token i + 1 places behind the one that the model itself draws. Of all
-    heads, one below the other: weights [H C, C] and biases [H C]."""
+    """Head i guesses the token i + 1 places behind the one that the model itself draws. `layers`
+    are those of all heads, one below the other: [H C, C]."""
 
-    weights: Tensor
-    biases: Tensor
+    layers: PackedLinear
+    kernels: Kernels
 
     @property
     def count(self) -> int:
-        return self.weights.shape[0] // self.weights.shape[1]
+        return self.layers.out_features // self.layers.in_features
 
     def states(self, normed_DC: Tensor, heads: int) -> Tensor:
         """[D * heads, C], for the model's own head, from its normed hidden states: the first so
         many heads of each row, row after row."""
         hidden = normed_DC.shape[1]
-        rows = heads * hidden
-        layer = functional.linear(normed_DC, self.weights[:rows], self.biases[:rows])
+        layer = self.kernels.linear(normed_DC, self.layers)[:, : heads * hidden]
         states = normed_DC[:, None] + functional.silu(layer).view(-1, heads, hidden)
         return states.reshape(-1, hidden)
 
 
 def load_medusa(
-    directory: Path, config: Fields, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+    directory: Path, config: Fields, spec: ModelSpec, form: WeightForm, kernels: Kernels
 ) -> MedusaHeads:
     """The heads in a directory whose config.json is `config`, for a model of `spec`. Raises
     `InvalidConfiguration` where they are of another kind or for another model."""
@@ -62,6 +64,8 @@ def load_medusa(
         of_weights = [TensorPart(f"{name}.weight", (hidden, hidden)) for name in names]
         of_biases = [TensorPart(f"{name}.bias", (hidden,)) for name in names]
         checkpoint.check([*of_weights, *of_biases], frozenset())
-        weights = [checkpoint.read(part).to(device, dtype) for part in of_weights]
-        biases = [checkpoint.read(part).to(device, dtype) for part in of_biases]
-    return MedusaHeads(torch.cat(weights), torch.cat(biases))
+        dtype = FLOAT_STORAGE.get(form.storage, torch.float32)
+        weights = [checkpoint.read(part).to(form.device, dtype) for part in of_weights]
+        biases = [checkpoint.read(part).to(form.device, form.compute) for part in of_biases]
+    layers = kernels.pack(torch.cat(weights), torch.cat(biases), form.storage)
+    return MedusaHeads(layers, kernels)

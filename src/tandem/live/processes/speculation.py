@@ -43,11 +43,11 @@ def proposer_maker(
         draft_kv = _draft_kv(planned, source, options)
         return lambda _, slots: DraftModelProposer(draft, draft_kv, slots, branches)
     config = read_fields(directory / "config.json")
-    if source.kind == "medusa":
-        heads = load_medusa(directory, config, planned.spec, planned.compute, plan.device)
-        return lambda decoder, slots: MedusaProposer(decoder, slots, heads, branches)
     # As exact as they are stored: they are small, and a guess that is off is of no use.
     form = WeightForm("bfloat16", planned.compute, plan.device)
+    if source.kind == "medusa":
+        heads = load_medusa(directory, config, planned.spec, form, planned.kernels)
+        return lambda decoder, slots: MedusaProposer(decoder, slots, heads, branches)
     head = load_eagle(directory, config, planned.spec, form, planned.kernels)
     kv = _draft_kv(planned, source, options)
     return lambda decoder, slots: EagleProposer(decoder, head, kv, slots, branches)
