@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # as it does in many containers, each of them would compile the whole source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Hundreds of HTTP clients are made, and each would read all certificates of the system, which takes
+# longer than most tests. Nothing is spoken to that has one: this folder holds none.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 # Thousands of tests, and what they import, live until the end. While they are collected the
 # collector would look through them again and again, and every time later that it looks for garbage.

@@ -3,7 +3,8 @@
 import pytest
 from msgspec import structs
 
-from tandem.cluster.worker.machine import load_of
+from tandem.cluster.worker.load import load_of
+from tandem.facts.adapter import AdapterMemory
 from tandem.facts.blocks import BlockChanges
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.kv import MoveKv, MoveReport
@@ -26,6 +27,7 @@ from tandem.messages.cluster import (
 )
 from tandem.messages.gateway import TimePassed
 from tandem.messages.node import (
+    AdapterMemoryChanged,
     BlocksExported,
     ConnectPeer,
     EndMove,
@@ -623,3 +625,24 @@ def test_what_comes_from_a_broken_channel_is_void():
     node.handle(GatewayGone("g"))
     assert node.receive("g", arrivals("r")) == []
     assert node.machine.work.idle
+
+
+def test_adapters_are_reported_when_they_change_and_to_whoever_comes():
+    node = NodeUnderTest("g")
+
+    def told(effects: list, gateway: str) -> list[AdapterMemory]:
+        loads = sent_to(effects, gateway, LoadReported)
+        return [each.adapters.memory for each in loads if each.adapters is not None]
+
+    def reported() -> list[AdapterMemory]:
+        return told(node.keep_alive(3000 * MS, "g"), "g")
+
+    # Whoever serves none says nothing of them.
+    assert reported() == []
+    memory = AdapterMemory(2, 50, 90, loads=4, evictions=2)
+    for known in (structs.replace(memory, evictions=1), memory):
+        node.handle(AdapterMemoryChanged(known))
+        assert reported() == [known]
+    assert reported() == []
+    node.handle(GatewayConnected("h"))
+    assert told(node.receive("h", TERMS), "h") == [memory]

@@ -6,8 +6,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.cluster.worker.machine import load_of
+from tandem.cluster.worker.load import adapter_figures, load_of
 from tandem.cluster.worker.sequence import KnownTokens
+from tandem.facts.adapter import AdapterFigures, AdapterMemory
 from tandem.messages.router import LoadReported
 from tandem.messages.worker import (
     BlocksCommitted,
@@ -18,7 +19,7 @@ from tandem.messages.worker import (
 )
 from tandem.policy.batching import TokenBudgetBatching
 from tests.cluster.cluster_parts import of_kind
-from tests.cluster.ledger_engine import keys_of
+from tests.cluster.ledger_engine import ADAPTERS, keys_of
 from tests.cluster.ledger_worker import LedgerWorker, configs, request, requests, small_worker
 
 TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=8)
@@ -149,3 +150,16 @@ def test_a_preempted_prompt_goes_on_behind_what_is_scored():
     assert again.starts.tolist() == [16]
     at.drain()
     assert at.finished.keys() == {"slow", "urgent"}
+
+
+def test_adapters_of_those_who_run_import_and_wait_are_told_apart():
+    at, memory = small_worker(max_adapters=1), AdapterMemory(0, 0, 9)
+    _, a, b = ADAPTERS
+    assert adapter_figures(at.machine, memory) == AdapterFigures((), (), 1, memory)
+    at.handle(ImportsArrived((replace(request("r", prompt=PROMPT), adapter=a),), (12,)))
+    at.arrive(*(replace(request(name), adapter=b) for name in ("s", "t")), request("u"))
+    figures = adapter_figures(at.machine, memory)
+    assert (figures.running, figures.waiting) == ((a.digest,), (b.digest,))
+    at.finish_import("r", [])
+    at.drain()
+    assert adapter_figures(at.machine, memory) == AdapterFigures((), (), 1, memory)

@@ -48,7 +48,7 @@ def test_an_engine_becomes_a_time_model(tmp_path):
 
 def test_a_cluster_is_asked_and_the_simulator_knows_what_it_costs(tmp_path):
     path = tmp_path / "profile.json"
-    shape = ("--shape", "disaggregated", "--rounds", "1", "--no-validate")
+    shape = ("--shape", "disaggregated", "--rounds", "1", "--no-validate", "--mixed-seconds", "1")
     room = ("--threads", "1", "--max-num-seqs", "16", "--kv-cache-memory", "32MiB")
     result = tandem("calibrate", "--out", str(path), *room, *shape, *GRID)
     assert result.exit_code == 0, result.output

@@ -10,7 +10,7 @@ import torch
 
 from tandem.cluster.worker.machine import NO_ADAPTER
 from tandem.engine.adapters import AdapterCache
-from tandem.facts.adapter import Adapter
+from tandem.facts.adapter import Adapter, AdapterMemory
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -145,7 +145,7 @@ def test_the_least_recently_used_goes(decoder, adapters) -> None:
     for each in (a, b, a, c):
         cache.weights(each)
     assert cache.digests == (a.digest, c.digest)
-    assert cache.held_bytes == 2 * one_bytes
+    assert cache.memory().held_bytes == 2 * one_bytes
     # What the running step needs stays, whatever the bound.
     cache.pin_for_step((a.digest, c.digest))
     cache.weights(b)
@@ -153,7 +153,7 @@ def test_the_least_recently_used_goes(decoder, adapters) -> None:
     cache.pin_for_step((b.digest,))
     cache.weights(d)
     assert cache.digests == (b.digest, d.digest)
-    assert cache.held_bytes == 2 * one_bytes
+    assert cache.memory().held_bytes == 2 * one_bytes
 
 
 def test_several_threads_load_one_once(decoder, adapters) -> None:
@@ -198,3 +198,23 @@ def test_without_adapters_a_step_looks_for_none(decoder, adapters) -> None:
     assert layers
     assert bench.engine._adapters._layers is layers
     bench.drain()
+
+
+class Held:
+    held_bytes = 40
+
+
+def test_what_an_adapter_cache_holds_is_counted():
+    one, two, three = (Adapter(letter * 32, f"/{letter}", 40) for letter in "abc")
+    cache = AdapterCache(lambda _: Held(), 100)
+    assert cache.memory() == AdapterMemory(0, 0, 100)
+    for adapter, counted in (
+        (one, AdapterMemory(1, 40, 100, loads=1)),
+        (two, AdapterMemory(2, 80, 100, loads=2)),
+        (one, AdapterMemory(2, 80, 100, loads=2)),
+        # The second is the least recently used.
+        (three, AdapterMemory(2, 80, 100, loads=3, evictions=1)),
+        (two, AdapterMemory(2, 80, 100, loads=4, evictions=2)),
+    ):
+        cache.weights(adapter)
+        assert cache.memory() == counted

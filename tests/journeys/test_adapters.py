@@ -32,6 +32,7 @@ def server(folder):
     with serving(
         *("--enable-lora", "--lora-modules", *modules, "--max-lora-rank", "32"),
         *("--operator-key-file", str(folder / "operators"), "--max-loras", "2"),
+        *("--speculation", "ngram"),
     ) as process:
         yield process
 
@@ -61,7 +62,8 @@ def operate(server, verb: str, key: str = OPERATOR_KEY, **body: str) -> httpx2.R
 
 
 def test_adapters_are_models_of_their_own(server, client):
-    assert "adapters: red, green" in server.greeting
+    assert "speculation: ngram" in server.greeting
+    assert "adapters: red, green; 2 at once, of rank 32 at most" in server.greeting
     models = {model.id: model for model in client.models.list()}
     assert list(models) == ["tandem-mini", "red", "green"]
     assert (models["red"].parent, models["red"].root) == ("tandem-mini", "red")
@@ -76,6 +78,18 @@ def test_each_answers_in_its_own_way_whoever_else_is_asked(client):
     with ThreadPoolExecutor(9) as pool:
         together = pool.map(lambda name: (name, answer(client, name)), names * 6)
         assert all(told == alone[name] for name, told in together)
+
+
+def test_metrics_count_what_memory_holds(server, client):
+    answer(client, "red")
+    text = httpx2.get(f"{server.url}/metrics").text
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if "lora" in line)
+    labels = 'max_lora="2",model_name="tandem-mini",running_lora_adapters=""'
+    assert f'tandem:lora_requests_info{{{labels},waiting_lora_adapters=""}}' in lines
+    of_model = '{model_name="tandem-mini"}'
+    assert float(lines[f"tandem:lora_loads_total{of_model}"]) >= 1
+    held = float(lines[f"tandem:lora_memory_bytes{of_model}"])
+    assert 0 < held <= float(lines[f"tandem:lora_memory_limit_bytes{of_model}"])
 
 
 def test_a_name_that_nobody_has_is_not_found(client):

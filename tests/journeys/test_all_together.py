@@ -35,7 +35,7 @@ pools:
   - {{name: decode, role: decode, device: cpu, count: 2}}
 policies: {{dispatch: remote, transfer: push}}
 """
-PIECES = 80
+PIECES = 48
 
 
 class Piece(BaseModel):

@@ -2,6 +2,7 @@
 and while adapters come and go, the answers are those of one process."""
 
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_nobody_notices_where_they_are_computed(expected, folder, tmp_path):
         ThreadPoolExecutor(4) as clients,
     ):
         client = running.client
+        assert "adapters: red, green; 8 at once, of rank 32 at most" in running.greeting
         assert [model.id for model in client.models.list()] == ["tandem-mini", "red", "green"]
         for name in NAMES[:3]:
             # The second finds a prefix of its own in the cache, and no other's.
@@ -118,6 +120,12 @@ def test_nobody_notices_where_they_are_computed(expected, folder, tmp_path):
         assert operate(running, "unload", lora_name="red").status_code == 200
         assert set(everywhere(running, "red")) == {404}
         assert answer(client, "blue") == expected["blue"]
+        (prefill,) = [each for each in running.status()["workers"] if each["pool"] == "prefill"]
+        figures = prefill["adapters"]["memory"]
+        assert 0 < figures["held"] <= figures["loads"]
+        assert 0 < figures["held_bytes"] <= figures["limit_bytes"]
+        assert "running (of 8 at once)" in running.succeed("status")
+        assert re.search(r"tandem:lora_loads_total{.*prefill-0.*} [1-9]", running.metrics())
         running.assert_nothing_held()
 
 

@@ -101,6 +101,7 @@ def test_the_answers_are_those_of_one_process(name, expected, tmp_path):
             assert sum(worker["moved_bytes"] for worker in workers) > 0
         assert all(worker["failed_transfers"] == 0 for worker in workers)
         if "false" in speculation:
+            assert "speculation: " in running.greeting
             assert sum(worker["drafts"]["accepted_tokens"] for worker in workers) > 0
             assert "tandem:spec_decode_num_accepted_tokens_per_pos_total" in running.metrics()
             assert "draft tokens checked" in running.succeed("status")

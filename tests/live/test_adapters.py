@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.facts.errors import InvalidConfiguration, InvalidRequest
-from tandem.live.adapters import AdapterRegistry, lora_modules
+from tandem.live.adapters import AdapterRegistry, lora_modules, names_in
 from tests.engine.tiny import tiny_spec
 from tests.models.adapter_files import write_adapter
 
@@ -55,6 +55,19 @@ async def test_what_is_loaded_can_be_asked_for_until_it_is_unloaded(folders):
     assert served.named("red") is None
     with pytest.raises(InvalidRequest, match="no adapter that is loaded"):
         await served.unload("red")
+
+
+def test_names_are_told_by_content(folders, tmp_path):
+    file = tmp_path / "adapters.json"
+    assert names_in(file) == {}
+    served = registry(file)
+    served.begin({"red": folders["red"], "green": folders["green"], "again": folders["red"]})
+    digests = {name: each.adapter.digest for name, each in served.served.items()}
+    assert digests["red"] == digests["again"]
+    expected = {digests["red"]: "red", digests["green"]: "green"}
+    assert served.names() == names_in(file) == expected
+    file.write_text("{")
+    assert names_in(file) == {}
 
 
 @pytest.mark.parametrize(

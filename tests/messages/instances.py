@@ -6,6 +6,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
+from tandem.facts.adapter import DIGEST_CHARS, AdapterDigest
 from tandem.facts.blocks import HASH_BYTES, BlockChanges
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import MoveKv, TierFigures
@@ -31,6 +32,7 @@ names = st.text(max_size=12)
 counts = st.integers(0, 1 << 40)
 tokens = st.integers(0, (1 << 32) - 1)
 hashes = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
+digests = st.text("0123456789abcdef", min_size=DIGEST_CHARS, max_size=DIGEST_CHARS)
 finite = st.floats(allow_nan=False, width=64)
 
 
@@ -173,6 +175,7 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     PrefillsArrived: arrivals(PrefillsArrived),
     ImportsArrived: arrivals(ImportsArrived),
     FetchKv: fetches(),
+    AdapterDigest: digests,
     tuple[TierFigures, ...]: unlike_tiers,
     tuple[StepTotals, ...]: unlike_sizes,
 }

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from tandem.facts.adapter import AdapterFigures, AdapterMemory
 from tandem.facts.fleet import PlanningMode, Tier
 from tandem.facts.kv import TierFigures
 from tandem.facts.step_totals import StepTotals
@@ -93,3 +94,29 @@ def test_what_was_planned_is_counted():
 
 def test_a_gateway_that_does_not_plan_has_no_such_metrics():
     assert not [line for line in exposed(status()) if "plan" in line]
+
+
+def test_adapters_are_named_and_their_memory_is_counted():
+    a, b, c = (letter * 32 for letter in "abc")
+    memory = AdapterMemory(2, 5000, 9000, loads=7, evictions=5)
+    serving = replace(worker_status("w-0"), adapters=AdapterFigures((a, b), (c,), 2, memory))
+    metrics = GatewayMetrics("m", adapter_names=lambda: {a: "sql", b: "chat"})
+    told = metrics.exposition(status(serving, worker_status("w-1"))).decode().splitlines()
+    # The third was unloaded while a request waits for it.
+    labels = 'running_lora_adapters="chat,sql",waiting_lora_adapters="cccccccc",worker="w-0"'
+    of_worker = 'max_lora="2",model_name="m",pool="w"'
+    assert f"tandem:lora_requests_info{{{of_worker},{labels}}} 1.0" in told
+    for name, value in (
+        ("adapters_loaded", 2),
+        ("memory_bytes", 5000),
+        ("memory_limit_bytes", 9000),
+        ("loads_total", 7),
+        ("evictions_total", 5),
+    ):
+        series = f'tandem:lora_{name}{{model_name="m",pool="w",worker="w-0"}}'
+        assert f"{series} {float(value)}" in told
+    assert not [line for line in told if "lora" in line and "w-1" in line]
+
+
+def test_without_adapters_there_are_no_such_metrics():
+    assert not [line for line in exposed(status(worker_status("w-0"))) if "lora" in line]

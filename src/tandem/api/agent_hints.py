@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from tandem.api.app_context import PIN_HEADER, SESSION_CHARS, SESSION_HEADER
 from tandem.api.auth import is_printable
-from tandem.api.requests import AgentHints, DynamoAgentHints, GenerationBody
+from tandem.api.request_extensions import AgentHints, DynamoAgentHints
+from tandem.api.requests import GenerationBody
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.serving import Caller
 

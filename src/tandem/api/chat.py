@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
+from tandem.api.call import Call, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta
 from tandem.api.clock_and_entropy import fresh_id, fresh_short_id
-from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, create_answer
+from tandem.api.generation import GenerationSpec, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.prompt_scores import prompt_alternatives, prompt_logprobs_json

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
+from tandem.api.call import Call, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta
-from tandem.api.generation import Call, GenerationSpec, Scaled, StreamUsage, create_answer
+from tandem.api.generation import GenerationSpec, create_answer
 from tandem.api.logprobs import (
     COMPLETION_LISTS,
     Shown,

@@ -1,56 +1,42 @@
-"""A generating call, from its body to its answer: its requests go through the port `Generator`,
-their outputs come back as deltas, and leave as a stream of events or as one JSON answer.
+"""A generating call, read and checked: from its body to a `Call` that is ready to run.
 
-Closing a generator is what frees its blocks in the engine, so it happens on every way out.
+What cannot run is refused here, before anything is computed; `answering.py` makes the answer.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from tandem.api.access_log import RECORD, AnswerRecord, CallRecord
 from tandem.api.agent_hints import with_hints
-from tandem.api.app_context import SYSTEM_FINGERPRINT, AppContext
-from tandem.api.beam_search import BeamSearcher
-from tandem.api.choice import ChoiceDelta, ChoiceReader, Presentation, UsageMeter
-from tandem.api.choice_deltas import choice_deltas, merged
+from tandem.api.answering import respond
+from tandem.api.app_context import AppContext
+from tandem.api.call import Call, ResponseWriter
+from tandem.api.choice import Presentation, UsageMeter
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.degradation import Degradation
-from tandem.api.gang import Gang, GangResult
 from tandem.api.prompt_scores import check_prompts
 from tandem.api.prompts import Tokens
-from tandem.api.ranking import Ranking
 from tandem.api.request_body import read_body
 from tandem.api.requests import GenerationBody
-from tandem.api.response_cache import ResponseLookup, cache_headers
-from tandem.api.responses import ScalingReport, Usage
+from tandem.api.response_cache import ResponseLookup
 from tandem.api.sampling_request import requests_of, sampling_parameters, stop_strings
-from tandem.api.scaling_request import FollowUp, Scaling, scaled_sampling, scaling_of
-from tandem.api.search_request import (
-    ONE_SEQUENCE,
-    Search,
-    beam_plan,
-    check_beam_cost,
-    search_of,
-)
-from tandem.api.streaming import DONE, EventStream
+from tandem.api.scaling_request import FollowUp, scaled_sampling, scaling_of
+from tandem.api.search_request import check_beam_cost, search_of
 from tandem.api.structured_output import (
     answer_grammar,
     constrained,
     grammar_after_reasoning,
     wants_form,
 )
-from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.rate_limits import CallSize
-from tandem.facts.serving import Caller, Generator, ServedBy
+from tandem.facts.sampling import SamplingParameters
+from tandem.facts.serving import Caller, Generator, ModelCard, ServedBy
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.reasoning import ReasoningStart
 from tandem.text.tool_calls import ToolFormat
@@ -58,110 +44,6 @@ from tandem.text.tools import CallsInAnswer
 from tandem.text.xml_calls import Parameter
 
 Body = TypeVar("Body", bound=GenerationBody)
-StreamUsage = Usage | UnsetType | None
-Scaled = ScalingReport | UnsetType
-
-# After so many tokens and alternatives of all choices, a few milliseconds of work, the loop goes
-# round. Mostly it has long done so: each step of the engine brings some.
-_TURN_VALUES = 1 << 10
-_LARGE_EVENT_BYTES = 128 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call ready to run: choice c is the request of `lookups[c]`, for prompt
-    c // choices_per_prompt. With `scaling` there is one choice, and its request is that of the
-    first sample."""
-
-    body: GenerationBody
-    answer_id: str
-    created_s: int
-    model: str
-    prompts: Sequence[Tokens]
-    choices_per_prompt: int
-    lookups: Sequence[ResponseLookup]
-    presentation: Presentation
-    caller: Caller
-    degradation: Degradation
-    record: AnswerRecord | None = None
-    scaling: Scaling | None = None
-    search: Search = ONE_SEQUENCE
-
-    @property
-    def returns_token_ids(self) -> bool:
-        return bool(self.body.return_token_ids)
-
-    @property
-    def head_fields(self) -> dict[str, Any]:
-        """What each of its answers and events opens with."""
-        return {
-            "id": self.answer_id,
-            "created": self.created_s,
-            "model": self.model,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
-        }
-
-    def late_headers(self) -> dict[str, str]:
-        """What is known of it once its answer begins."""
-        return self.degradation.headers() | cache_headers(self.lookups)
-
-    def prompt_number(self, choice: int) -> int:
-        return choice // self.choices_per_prompt
-
-    def token_ids(self, tokens: Tokens) -> list[int] | UnsetType:
-        """The ids where the client wants them."""
-        return list(tokens) if self.returns_token_ids else UNSET
-
-    def is_silent(self, delta: ChoiceDelta) -> bool:
-        """Whether the delta holds nothing that a client would see."""
-        return not (
-            delta.text
-            or delta.reasoning
-            or delta.tool_calls
-            or delta.shown
-            or delta.prompt_scores
-            or delta.finish_reason
-            or (delta.tokens and self.returns_token_ids)
-        )
-
-
-class ResponseWriter(Protocol):
-    """Puts deltas into the words of one API: `ChatWriter` or `CompletionWriter`."""
-
-    def delta_event(
-        self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET
-    ) -> bytes | None:
-        """One stream event, or None when there is nothing to tell yet."""
-        ...
-
-    def usage_event(self, usage: Usage) -> bytes: ...
-
-    @property
-    def logprobs_lists(self) -> Sequence[str]:
-        """The parallel lists that log-probabilities are, by name."""
-        ...
-
-    @property
-    def shared_bytes(self) -> int:
-        """What the pieces of several choices have in common, in memory once."""
-        ...
-
-    def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
-        """What the delta adds to each of `logprobs_lists`, as JSON without brackets."""
-        ...
-
-    def keep_prompt_scores(self, delta: ChoiceDelta) -> int:
-        """Those of the delta, for the end of an answer that does not stream. Gives how many bytes
-        they take."""
-        ...
-
-    def choice_pieces(self, transcript: Transcript) -> list[bytes]:
-        """A choice of an answer that does not stream, in pieces."""
-        ...
-
-    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
-        """What stands before the choices of that answer, and after them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,19 +134,7 @@ async def create_answer(
     )
     for each in requests if search.beams else ():
         check_beam_cost(len(each.prompt_tokens), each.sampling.max_tokens, search.beams)
-    presentation = Presentation(
-        stops=stops,
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        tool_format=spec.tool_format,
-        calls=spec.calls,
-        text_parameters=spec.text_parameters,
-        reasoning=reasoning,
-        min_tokens=sampling.min_tokens,
-        end_token_ids=frozenset(card.end_token_ids),
-        scores_end=spec.scores_end,
-        shows_answer=spec.shows_answer,
-    )
+    presentation = _presentation(body, spec, stops, reasoning, sampling, card)
     # The tokens of a gang are not: some depend on which sample ends first. A beam search draws
     # others than these requests ask for.
     computes_alone = scaling is None and not search.beams
@@ -295,7 +165,30 @@ async def create_answer(
         scaling=scaling,
         search=search,
     )
-    return _respond(call, writer_of(call), context)
+    return respond(call, writer_of(call), context)
+
+
+def _presentation(
+    body: GenerationBody,
+    spec: GenerationSpec,
+    stops: AhoCorasick,
+    reasoning: ReasoningStart,
+    sampling: SamplingParameters,
+    card: ModelCard,
+) -> Presentation:
+    return Presentation(
+        stops=stops,
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        tool_format=spec.tool_format,
+        calls=spec.calls,
+        text_parameters=spec.text_parameters,
+        reasoning=reasoning,
+        min_tokens=sampling.min_tokens,
+        end_token_ids=frozenset(card.end_token_ids),
+        scores_end=spec.scores_end,
+        shows_answer=spec.shows_answer,
+    )
 
 
 def _size_of(
@@ -337,209 +230,3 @@ def _begin_record(
         is_cached=all(each.found for each in lookups),
     )
     return record.answer
-
-
-def _respond(call: Call, writer: ResponseWriter, context: AppContext) -> Response:
-    if call.scaling is not None:
-        # Nothing can be sent before the winner is known, so a stream is made whole as well.
-        media_type = EventStream.media_type if call.body.stream else "application/json"
-        return WholeResponse(
-            context.response_budget,
-            lambda held: _scaled_answer(call, writer, context, held),
-            call.late_headers,
-            media_type,
-        )
-    if call.body.stream:
-        return EventStream(_stream_events(call, writer, context), call.late_headers)
-    return WholeResponse(
-        context.response_budget,
-        lambda held: _whole_answer(call, writer, context, held),
-        call.late_headers,
-    )
-
-
-async def _stream_events(
-    call: Call, writer: ResponseWriter, context: AppContext
-) -> AsyncGenerator[bytes, None]:
-    includes_usage, continuous = _streamed_usage(call)
-    meter = _meter(call)
-    async with aclosing(_call_deltas(call, context)) as deltas:
-        async for delta in deltas:
-            meter.count_delta(delta)
-            usage: StreamUsage = None if includes_usage else UNSET
-            data = writer.delta_event(delta, meter.usage() if continuous else usage)
-            if data is not None:
-                yield data
-                if len(data) > _LARGE_EVENT_BYTES:
-                    await asyncio.sleep(0)
-    if includes_usage:
-        yield writer.usage_event(meter.usage())
-    yield DONE
-
-
-async def _whole_answer(
-    call: Call, writer: ResponseWriter, context: AppContext, held: HeldResponse
-) -> list[bytes]:
-    """The answer in pieces."""
-    meter = _meter(call)
-    held.grow(writer.shared_bytes)
-    transcripts = _transcripts(call, writer)
-    ranking = Ranking(call.search)
-    computed = _call_deltas(call, context)
-    if call.search.beams:
-        computed = _beam_deltas(call, context, held)
-    async with aclosing(computed) as deltas:
-        async for delta in deltas:
-            meter.count_delta(delta)
-            ranking.add_delta(delta)
-            scored = delta.prompt_scores is not None
-            if scored:
-                held.grow(writer.keep_prompt_scores(delta))
-            logprobs = writer.logprobs_items(delta) if scored or delta.shown else ()
-            held.grow(transcripts[delta.choice].add_delta(delta, logprobs))
-    frame = writer.answer_frame(meter.usage())
-    given = [each for each in transcripts if each.choice not in call.degradation.left_out]
-    return await _answer_pieces(writer, ranking.best_of(given), frame)
-
-
-async def _scaled_answer(
-    call: Call, writer: ResponseWriter, context: AppContext, held: HeldResponse
-) -> list[bytes]:
-    """The answer that a gang of samples comes to, in pieces: events where the client streams."""
-    assert call.scaling is not None
-    held.grow(writer.shared_bytes)
-    request = call.lookups[0].request
-    gang = Gang(
-        context,
-        call.scaling,
-        request,
-        call.presentation,
-        call.caller,
-        held,
-        call.degradation,
-        call.record,
-    )
-    result = await gang.run()
-    if call.body.stream:
-        return await _scaled_events(call, writer, result, held)
-    transcripts = _transcripts(call, writer)
-    for delta in result.deltas:
-        logprobs = writer.logprobs_items(delta) if delta.shown else ()
-        held.grow(transcripts[0].add_delta(delta, logprobs))
-        await asyncio.sleep(0)
-    frame = writer.answer_frame(result.usage, result.report)
-    return await _answer_pieces(writer, transcripts, frame)
-
-
-async def _scaled_events(
-    call: Call, writer: ResponseWriter, result: GangResult, held: HeldResponse
-) -> list[bytes]:
-    """The events of a gang's answer, of which the last but usage has the report."""
-    includes_usage, continuous = _streamed_usage(call)
-    usage: StreamUsage = None if includes_usage else UNSET
-    last, events = result.deltas[-1], []
-    for delta in result.deltas:
-        scaling = result.report if delta is last else UNSET
-        data = writer.delta_event(delta, result.usage if continuous else usage, scaling)
-        if data is not None:
-            events.append(data)
-            held.grow(len(data))
-        await asyncio.sleep(0)
-    if includes_usage:
-        events.append(writer.usage_event(result.usage))
-    return [*events, DONE]
-
-
-def _streamed_usage(call: Call) -> tuple[bool, bool]:
-    """Whether a last event counts the tokens, and whether every event does."""
-    options = call.body.stream_options
-    if options is None:
-        return False, False
-    return bool(options.include_usage), bool(options.continuous_usage_stats)
-
-
-def _transcripts(call: Call, writer: ResponseWriter) -> list[Transcript]:
-    return [
-        Transcript(
-            choice, logprobs_lists=writer.logprobs_lists, keeps_tokens=call.returns_token_ids
-        )
-        for choice in range(len(call.lookups))
-    ]
-
-
-async def _answer_pieces(
-    writer: ResponseWriter,
-    transcripts: Sequence[Transcript],
-    frame: tuple[bytes, bytes],
-) -> list[bytes]:
-    head, tail = frame
-    pieces = [head]
-    encoded_bytes = 0
-    for transcript in transcripts:
-        if len(pieces) > 1:
-            pieces.append(b",")
-        written = writer.choice_pieces(transcript)
-        pieces += written
-        encoded_bytes += sum(map(len, written))
-        if encoded_bytes > TURN_BYTES:
-            encoded_bytes = 0
-            await asyncio.sleep(0)
-    pieces.append(tail)
-    return pieces
-
-
-def _meter(call: Call) -> UsageMeter:
-    if call.record is not None:
-        return call.record.meter
-    prompt_tokens = [len(prompt) for prompt in call.prompts]
-    return UsageMeter(prompt_tokens, call.choices_per_prompt, call.degradation)
-
-
-async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[ChoiceDelta, None]:
-    """The deltas of all choices, as they come."""
-    readers = [
-        ChoiceReader(choice, context.text, call.presentation) for choice in range(len(call.lookups))
-    ]
-    streams = [
-        choice_deltas(lookup, reader, call.caller, call.degradation)
-        for lookup, reader in zip(call.lookups, readers, strict=True)
-    ]
-    alternatives = call.lookups[0].request.sampling.top_logprobs or 0
-    values = 0
-    async with aclosing(merged(streams)) as deltas:
-        async for delta in deltas:
-            if call.record is not None:
-                call.record.note_delta(delta)
-            if delta.finish_reason == "tool_calls":
-                tools = readers[delta.choice].called_tools
-                context.generator.tools_called(call.caller, tools)
-            yield delta
-            values += len(delta.tokens) + len(delta.shown) * (1 + alternatives)
-            if values > _TURN_VALUES:
-                values = 0
-                await asyncio.sleep(0)
-
-
-async def _beam_deltas(
-    call: Call, context: AppContext, held: HeldResponse
-) -> AsyncGenerator[ChoiceDelta, None]:
-    """The answers of a beam search, prompt by prompt, each in one delta."""
-    shown = call.search.shown
-    for first in range(0, len(call.lookups), shown):
-        request = call.lookups[first].request
-        plan = beam_plan(call.body, request.sampling, call.search.beams)
-        searcher = BeamSearcher(context.generator, plan, request, call.caller, held)
-        outputs = (await searcher.run())[:shown]
-        # A deadline may leave fewer than are wanted.
-        call.degradation.left_out.update(range(first + len(outputs), first + shown))
-        for choice, output in enumerate(outputs, first):
-            reader = ChoiceReader(choice, context.text, call.presentation)
-            delta = reader.delta_of(output)
-            if not call.search.shows_logprobs:
-                delta.shown = ()
-            if call.record is not None:
-                call.record.note_delta(delta)
-            if delta.finish_reason == "tool_calls":
-                context.generator.tools_called(call.caller, reader.called_tools)
-            yield delta
-            await asyncio.sleep(0)

@@ -9,18 +9,10 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from tandem.api.body_fields import ChatMessage, ContentPart, MadeToolCall, Tool
 from tandem.api.config import ApiConfig
 from tandem.api.request_body import decode_json, nested_deeper
-from tandem.api.requests import (
-    ChatBody,
-    ChatMessage,
-    CompletionBody,
-    ContentPart,
-    GenerationBody,
-    MadeToolCall,
-    TokenizeBody,
-    Tool,
-)
+from tandem.api.requests import ChatBody, CompletionBody, GenerationBody, TokenizeBody
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.serving import ModelCard
 from tandem.text.chat import ChatOptions

@@ -7,7 +7,8 @@ from typing import Final
 
 from tandem.api.app_context import AppContext
 from tandem.api.prompts import Tokens
-from tandem.api.requests import ChatBody, GenerationBody, ScalingBody, VerifierBody
+from tandem.api.request_extensions import ScalingBody, VerifierBody
+from tandem.api.requests import ChatBody, GenerationBody
 from tandem.facts.client_fields import client_fields, client_values
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.sampling import TOP_LOGPROBS_LIMIT, SamplingParameters

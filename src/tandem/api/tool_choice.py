@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.api.requests import ChatBody, NamedToolChoice, Tool, ToolFunction
+from tandem.api.body_fields import NamedToolChoice, Tool, ToolFunction
+from tandem.api.requests import ChatBody
 from tandem.api.structured_output import answer_grammar, wants_form
 from tandem.facts.errors import InvalidRequest
 from tandem.text.grammars import GrammarError

@@ -43,6 +43,9 @@ class CalibrationOptions:
     contexts: str = flag("Tokens that a sequence has before.", default="0,512,2048")
     repeats: int = flag("Runs of each step; the median counts.", default=3, min=1)
     rounds: int = flag("Rounds of the load; medians count.", default=3, min=1)
+    mixed_seconds: float = flag(
+        "Seconds of each load of mixed requests, or 40 of them.", default=12.0, min=1.0
+    )
     validate: bool = flag("Play a short load against server and simulator.", default=True)
 
 
@@ -81,6 +84,7 @@ def calibrate_command(
         datasheet=wanted.datasheet,
         grid=grid,
         rounds=wanted.rounds,
+        mixed_s=wanted.mixed_seconds,
         validates=wanted.validate,
     )
     calibration.calibrate(plan, wanted.out, terminal())

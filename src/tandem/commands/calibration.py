@@ -63,7 +63,8 @@ Compared = Sequence[tuple[str, str, float, float]]
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """What to measure: `roles` are the workers of the cluster, of which there may be none."""
+    """What to measure: `roles` are the workers of the cluster, of which there may be none. Mixed
+    loads last about `mixed_s` each."""
 
     model: str | None
     options: ServeOptions
@@ -72,6 +73,7 @@ class CalibrationPlan:
     grid: Grid
     rounds: int
     validates: bool
+    mixed_s: float = MIXED_S
 
 
 def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
@@ -105,7 +107,8 @@ def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
         server = SimulatedServer(text, folder)
         with running(text, folder) as cluster:
             with console.status("asking it …") as status:
-                seen = asyncio.run(ask(cluster, server, engine, plan.rounds, status.update))
+                asked = ask(cluster, server, engine, plan.rounds, status.update, plan.mixed_s)
+                seen = asyncio.run(asked)
             record = ProfileFit(server, engine, record, seen).fit()
             write_profile(path, record)
             console.print(_serving_table(record))
@@ -149,6 +152,7 @@ async def ask(
     engine: TimedEngine,
     rounds: int,
     show: Callable[[str], object] = lambda _: None,
+    mixed_s: float = MIXED_S,
 ) -> Seen:
     """What a client of this cluster sees: loads of one kind in all rounds, then mixed ones. `show`
     is handed what goes on. Raises `InvalidConfiguration`, or what a request failed with."""
@@ -160,7 +164,7 @@ async def ask(
         most_rps = server.capacity_rps(served_alone(engine, load.seen))
         for number, share in enumerate(MIXED_SHARES, 1):
             show(f"asking it at {share:.0%} of what it can do …")
-            mixed = drawn_load(share * most_rps, MIXED_S, server.lengths, MIXED_SEED + number)
+            mixed = drawn_load(share * most_rps, mixed_s, server.lengths, MIXED_SEED + number)
             load.seen.mixed.append(await load.mix(mixed, number))
         return load.seen
 

@@ -19,9 +19,11 @@ from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import LiveFile, gateway_options
 from tandem.config.environment import BUNDLED_MODEL, child_environment
 from tandem.config.machine_share import bundles, on_ray
+from tandem.config.start_notes import beside_the_model
+from tandem.live.adapters import names_in
 from tandem.live.launching.launcher import Launcher, LocalLauncher
 from tandem.live.launching.ray_places import RayTerms
-from tandem.live.launching.state_directory import StateDirectory
+from tandem.live.launching.state_directory import ADAPTERS_FILE, StateDirectory
 from tandem.live.launching.supervisor import Notice
 from tandem.live.processes.before_start import check_launcher
 from tandem.live.processes.cluster import ClusterRun, RunLimits, View
@@ -64,6 +66,9 @@ class Screen:
         self._console.print()
         self._console.print(members_table(status.workers))
         options = run.gateways[0].options
+        adapters = names_in(run.directory.path / ADAPTERS_FILE).values()
+        for note in beside_the_model(options, adapters):
+            print_detail(self._console, note)
         name = Path(run.setups.model).name if run.setups.model else BUNDLED_MODEL.name
         name = next(iter(options.served_model_name), name)
         closed = has_client_keys(run.file.cluster, options)

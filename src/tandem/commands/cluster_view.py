@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from tandem.commands.terminal import bytes_text, plain_table, seconds_text
+from tandem.facts.adapter import named_adapters
 from tandem.facts.calibration import Calibration
 from tandem.facts.fleet import PlanningMode
 from tandem.facts.kv import TierFigures
@@ -15,6 +17,7 @@ from tandem.messages.cluster import Audited
 from tandem.messages.gateway import ClusterStatus, PauseStatus, PoolNodeStatus, WorkerStatus
 from tandem.messages.planning import HeldWorker, PlanningStatus, SimulationStatus
 
+NO_NAMES: Mapping[str, str] = {}
 # What a worker does for one gateway; the rest of a status is about the worker itself.
 _SUMMED = (
     "prompts", "output_tokens", "transfers", "failed_transfers", "moved_bytes", "sent_bytes",
@@ -83,12 +86,20 @@ def _breaker_lines(status: ClusterStatus) -> Iterator[str]:
             )
 
 
-def print_status(console: Console, url: str, statuses: Sequence[ClusterStatus]) -> None:
-    """What every gateway knows; figures of workers are added up over gateways."""
-    console.print(status_shown(url, statuses))
+def print_status(
+    console: Console,
+    url: str,
+    statuses: Sequence[ClusterStatus],
+    adapter_names: Mapping[str, str] = NO_NAMES,
+) -> None:
+    """What every gateway knows; figures of workers are added up over gateways. `adapter_names` are
+    by digest."""
+    console.print(status_shown(url, statuses, adapter_names))
 
 
-def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
+def status_shown(
+    url: str, statuses: Sequence[ClusterStatus], adapter_names: Mapping[str, str] = NO_NAMES
+) -> Group:
     """The same, for whoever shows it."""
     workers = together(statuses)
     known = {worker.worker for worker in workers}
@@ -124,6 +135,7 @@ def status_shown(url: str, statuses: Sequence[ClusterStatus]) -> Group:
         "\n".join(lines) + "\n",
         table,
         *_drafts(workers),
+        *_adapters(workers, adapter_names),
         *_corrections(workers),
         *_unlike(workers),
         *below,
@@ -206,6 +218,26 @@ def _drafts(workers: Sequence[WorkerStatus]) -> list[RenderableType]:
             "drafts would cost more than they bring"
         )
     return ["\nspeculation:\n" + "\n".join(lines)] if lines else []
+
+
+def _adapters(workers: Sequence[WorkerStatus], names: Mapping[str, str]) -> list[RenderableType]:
+    """Which adapters run and wait, and what memory holds of them, a line for each worker that
+    serves some."""
+    lines = []
+    for worker in workers:
+        figures = worker.adapters
+        if figures is None:
+            continue
+        memory = figures.memory
+        running = ", ".join(named_adapters(figures.running, names)) or "none"
+        waiting = ", ".join(named_adapters(figures.waiting, names)) or "none"
+        lines.append(
+            f"  {worker.worker}: {running} running (of {figures.most_running} at once), {waiting} "
+            f"waiting; {memory.held} in memory with {bytes_text(memory.held_bytes)} of "
+            f"{bytes_text(memory.limit_bytes)}, {memory.loads:,} loads, {memory.evictions:,} "
+            "evictions"
+        )
+    return ["\n" + escape("adapters:\n" + "\n".join(lines))] if lines else []
 
 
 def _corrections(workers: Sequence[WorkerStatus]) -> list[RenderableType]:

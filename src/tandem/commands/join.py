@@ -24,7 +24,7 @@ from tandem.config.cluster.tiers import process_names
 from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
-from tandem.live.gateway.operators import Operators
+from tandem.live.gateway.operators import PATIENCE_S, Operators
 from tandem.live.launching.launcher import Ended, ExitCode, LocalLauncher, Program
 from tandem.live.launching.state_directory import ProcessRecord
 from tandem.live.processes.cluster import ProcessesFailed
@@ -70,8 +70,11 @@ def join_command(which: WhichCluster, elsewhere: ClusterElsewhere, options: Join
 
 async def _join(target: ClusterToJoin, options: JoinOptions, console: Console) -> None:
     await until_resolved(target.endpoints, options.listen_s)
+    # A gateway that is not there is not waited for longer than for the worker to have joined.
+    patience_s = min(PATIENCE_S, options.listen_s)
+    asked = await Operators(target.endpoints, target.keys, patience_s).statuses()
+    taken = {member for status in asked for member in status.members}
     operators = Operators(target.endpoints, target.keys)
-    taken = {member for status in await operators.statuses() for member in status.members}
     program = replace(_program(target, options, taken), log=None)
     name = program.name
     console.print(f"[bold]{name}[/bold] starts with {target.cluster.model} …", soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,8 @@ from tandem.commands.terminal import plain_table, terminal
 from tandem.commands.which_cluster import NoCluster, RunningCluster, WhichCluster, find_running
 from tandem.config.environment import BUNDLED_MODEL, runtime_directory
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.launching.state_directory import running_clusters
+from tandem.live.adapters import names_in
+from tandem.live.launching.state_directory import ADAPTERS_FILE, running_clusters
 from tandem.messages.gateway import ClusterStatus
 from tandem.messages.operator import AuditReported
 
@@ -67,7 +68,7 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
     if options.json:
         typer.echo(json.dumps(_figures(cluster, statuses, audits), indent=1))
         return
-    print_status(console, cluster.record.url, statuses)
+    print_status(console, cluster.record.url, statuses, _adapter_names(cluster))
     if options.audit:
         print_audit(console, audits[0].workers, [audit.problem for audit in audits])
 
@@ -87,8 +88,14 @@ async def _watch(cluster: RunningCluster, console: Console, every_s: float) -> N
     with Live(console=console, auto_refresh=False) as live:
         while True:
             statuses, _ = await _ask(cluster, audit=False)
-            live.update(status_shown(cluster.record.url, statuses), refresh=True)
+            shown = status_shown(cluster.record.url, statuses, _adapter_names(cluster))
+            live.update(shown, refresh=True)
             await asyncio.sleep(every_s)
+
+
+def _adapter_names(cluster: RunningCluster) -> Mapping[str, str]:
+    """What its gateways call adapters, by digest."""
+    return names_in(cluster.directory.path / ADAPTERS_FILE)
 
 
 def _figures(

@@ -12,7 +12,7 @@ from threading import Lock
 
 import numpy as np
 
-from tandem.facts.adapter import Adapter
+from tandem.facts.adapter import Adapter, AdapterMemory
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.steps import IntArray
 from tandem.kernels.lora import adapter_rows
@@ -47,13 +47,20 @@ class AdapterCache:
         self._held: OrderedDict[str, AdapterWeights] = OrderedDict()
         self._loading: dict[str, Future[AdapterWeights]] = {}
         self._in_step: Collection[str] = ()
-        self.held_bytes = 0
+        self._held_bytes = self._loads = self._evictions = 0
 
     @property
     def digests(self) -> tuple[str, ...]:
         """Of what is held, the least recently used first."""
         with self._lock:
             return tuple(self._held)
+
+    def memory(self) -> AdapterMemory:
+        """What is held now, and what came and went since the start."""
+        with self._lock:
+            return AdapterMemory(
+                len(self._held), self._held_bytes, self._limit_bytes, self._loads, self._evictions
+            )
 
     def holds(self, adapter: Adapter) -> bool:
         """Whether `weights` gives it at once."""
@@ -97,11 +104,13 @@ class AdapterCache:
     def _keep(self, digest: str, weights: AdapterWeights) -> None:
         with self._lock:
             self._held[digest] = weights
-            self.held_bytes += weights.held_bytes
+            self._held_bytes += weights.held_bytes
+            self._loads += 1
             for old in [each for each in self._held if each not in self._in_step]:
-                if self.held_bytes <= self._limit_bytes or old == digest:
+                if self._held_bytes <= self._limit_bytes or old == digest:
                     return
-                self.held_bytes -= self._held.pop(old).held_bytes
+                self._held_bytes -= self._held.pop(old).held_bytes
+                self._evictions += 1
 
 
 class StepAdapters:

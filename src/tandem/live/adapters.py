@@ -6,7 +6,7 @@ Loads no weights, so nothing it imports may import torch.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,6 +53,15 @@ def _named_in_json(text: str) -> tuple[str, str]:
     return fields.get("name", ""), fields.get("path", "")
 
 
+def names_in(file: Path) -> Mapping[str, str]:
+    """What the gateways that share this file call their adapters, by digest; empty where there is
+    no such file, or none that can be read."""
+    try:
+        return _names(_in_file(file))
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
 class AdapterRegistry:
     """The port `AdapterModels` over adapters of the model `spec`, of rank `most_rank` at most.
     `taken` are the names of the model itself. What is loaded and unloaded stands in `file`, where
@@ -72,6 +81,10 @@ class AdapterRegistry:
         """By name, in the order in which they came; as any gateway has them now."""
         self._look()
         return self._served
+
+    def names(self) -> Mapping[str, str]:
+        """What they are called, by their digests; of several names the first."""
+        return _names(self.served.values())
 
     def named(self, name: str) -> ServedAdapter | None:
         """See the port."""
@@ -144,7 +157,7 @@ class AdapterRegistry:
             signature = found.st_ino, found.st_mtime_ns
             if signature == self._seen:
                 return
-            content = msgspec.json.decode(self._file.read_bytes(), type=list[ServedAdapter])
+            content = _in_file(self._file)
         except FileNotFoundError:
             return
         except (OSError, msgspec.MsgspecError) as error:
@@ -162,3 +175,14 @@ class AdapterRegistry:
         found = half.stat()
         half.replace(file)
         self._seen = found.st_ino, found.st_mtime_ns
+
+
+def _in_file(file: Path) -> list[ServedAdapter]:
+    return msgspec.json.decode(file.read_bytes(), type=list[ServedAdapter])
+
+
+def _names(served: Iterable[ServedAdapter]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for each in served:
+        names.setdefault(each.adapter.digest, each.name)
+    return names

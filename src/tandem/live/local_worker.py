@@ -42,7 +42,7 @@ from tandem.messages.worker import (
     WorkerEffect,
     WorkerEvent,
 )
-from tandem.observe.metrics import WorkerMetrics
+from tandem.observe.metrics import ShownAdapters, WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,8 @@ Input = Request | RequestsAborted | StepDone
 class LocalWorker:
     """The `Generator` port over one engine in this process. Use it from one event loop, between
     `start` and `stop`. Clients may choose their priority within `priorities`. An adapter that the
-    engine's `adapters` do not hold is loaded before its request is queued: no step waits for it."""
+    engine's `adapters` do not hold is loaded before its request is queued: no step waits for it.
+    Metrics have what is `shown` of them."""
 
     def __init__(
         self,
@@ -61,11 +62,12 @@ class LocalWorker:
         engine: PlanRunner,
         priorities: ClientPriorities = LOWER_ONLY,
         adapters: AdapterCache | None = None,
+        shown: ShownAdapters | None = None,
     ) -> None:
-        self._adapters = adapters
+        self._adapters, self._shown = adapters, shown
         self.card = card
         self.machine = machine
-        self.metrics = WorkerMetrics(card.names[0], machine)
+        self.metrics = WorkerMetrics(card.names[0], machine, shown)
         self._engine_thread = EngineThread(
             engine, self._step_done, partial(self._died, "the engine failed")
         )
@@ -174,6 +176,8 @@ class LocalWorker:
             # The log has the path; clients need not know it.
             logger.warning("an adapter cannot be loaded: %s", error)
             raise RequestFailed(NO_ADAPTER) from error
+        if self._shown is not None:
+            self._shown.memory()
         if self._closed_because:
             raise EngineFailed(self._closed_because)
 

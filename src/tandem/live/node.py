@@ -4,7 +4,7 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,11 +17,12 @@ from tandem.cluster.node.driver import (
     perform,
 )
 from tandem.cluster.node.machine import NodeMachine
+from tandem.facts.adapter import AdapterMemory
 from tandem.facts.steps import StepResult
 from tandem.live.driver import Driver, Inbox
 from tandem.messages.cluster import ToGateway
 from tandem.messages.gateway import TimePassed
-from tandem.messages.node import Leave
+from tandem.messages.node import AdapterMemoryChanged, Leave
 from tandem.messages.worker import StepDone
 
 
@@ -69,7 +70,8 @@ class Channels:
 
 
 class Node:
-    """Use `run` once, on the event loop that the channels and the inbox live on."""
+    """Use `run` once, on the event loop that the channels and the inbox live on. `adapter_memory`
+    says what the engine holds of adapters, where it serves any."""
 
     def __init__(
         self,
@@ -77,15 +79,19 @@ class Node:
         inbox: Inbox,
         transfers: KvTransferPort,
         tiers: Tiers | None = None,
+        adapter_memory: Callable[[], AdapterMemory] | None = None,
     ) -> None:
         self.machine = machine
         self._inbox = inbox
         self._transfers = transfers
         self._tiers = tiers
+        self._adapter_memory = adapter_memory
+        self._known_memory: AdapterMemory | None = None
 
     async def run(self, steps: Steps, channels: Mapping[str, Channel]) -> Leave:
         """Until the machine leaves, with a channel for each gateway by its name; gives how. What
         the machine raises, or the inbox was failed with, is raised."""
+        self._look_at_adapters()
         steps.start(asyncio.get_running_loop())
         for channel in channels.values():
             channel.open()
@@ -99,4 +105,14 @@ class Node:
 
     def take_result(self, result: StepResult) -> None:
         """A step has run; on the event loop."""
+        self._look_at_adapters()
         self._inbox.enqueue(StepDone(result))
+
+    def _look_at_adapters(self) -> None:
+        """Whatever is loaded is loaded for a request, and so followed by a step."""
+        if self._adapter_memory is None:
+            return
+        memory = self._adapter_memory()
+        if memory != self._known_memory:
+            self._known_memory = memory
+            self._inbox.enqueue(AdapterMemoryChanged(memory))

@@ -36,7 +36,7 @@ from tandem.messages.worker import (
 )
 
 # Goes up whenever a message changes its meaning or its fields.
-PROTOCOL = 8
+PROTOCOL = 9
 
 
 class Register(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from msgspec import Struct, field
 
+from tandem.facts.adapter import AdapterFigures
 from tandem.facts.calibration import Calibration
 from tandem.facts.correction import UNCORRECTED, Correction
 from tandem.facts.fleet import Role
@@ -224,8 +225,8 @@ class WorkerCounters(Struct):
 # A snapshot of the counters; msgspec, unlike dataclasses, may freeze it.
 class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[misc]
     """One worker as a gateway sees it, with what it did. The worker reports the figures of its
-    `tiers`, `steps` and `drafts` itself, for all gateways together; `correction` is what this
-    gateway has learnt."""
+    `tiers`, `steps`, `drafts` and `adapters` itself, for all gateways together; `correction` is
+    what this gateway has learnt."""
 
     worker: str
     pool: str
@@ -240,6 +241,7 @@ class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[m
     tiers: tuple[TierFigures, ...] = ()
     steps: tuple[StepTotals, ...] = ()
     drafts: DraftTotals | None = None
+    adapters: AdapterFigures | None = None
     correction: Correction = UNCORRECTED
 
 

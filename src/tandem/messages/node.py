@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from tandem.facts.adapter import AdapterMemory
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName, KvExport, MoveKv, MoveReport
 from tandem.messages.cluster import ToGateway, ToWorker
@@ -72,6 +73,12 @@ class BlocksFetched(Struct, frozen=True):
     problem: str = ""
 
 
+class AdapterMemoryChanged(Struct, frozen=True):
+    """The engine's memory holds other adapters than before, or none for the first time."""
+
+    memory: AdapterMemory
+
+
 class LeaveRequested(Struct, frozen=True):
     """The process is to end, orderly: drain, transfer, deregister."""
 
@@ -86,6 +93,7 @@ NodeEvent = (
     | BlocksStaged
     | BlocksKept
     | BlocksFetched
+    | AdapterMemoryChanged
     | LeaveRequested
     | TimePassed
 )

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from tandem.facts.adapter import AdapterFigures
 from tandem.facts.blocks import BlockChanges, BlockHash
 from tandem.facts.bounds import Count, Nanoseconds
 from tandem.facts.errors import Rejection
@@ -110,8 +111,8 @@ class LoadReported(Struct, frozen=True):
     `waiting_requests` do not run yet, `queued_prefill_tokens` are known prompt tokens that no step
     has computed and no import brings. Of the events that the router sent since the worker joined,
     the first `received_events` had been received by then; None: all. `steps` is what its steps took
-    since its start and `drafts` what came of its drafts, now and then; empty or None: as reported
-    before."""
+    since its start, `drafts` what came of its drafts and `adapters` those that it has, now and
+    then; empty or None: as reported before."""
 
     worker: str
     running_sequences: Count
@@ -122,6 +123,7 @@ class LoadReported(Struct, frozen=True):
     received_events: Count | None = None
     steps: tuple[StepTotals, ...] = ()
     drafts: DraftTotals | None = None
+    adapters: AdapterFigures | None = None
 
 
 class BlocksReported(Struct, frozen=True):

@@ -16,6 +16,7 @@ from tandem.facts.request import Request
 from tandem.facts.step_totals import StepTotals
 from tandem.messages.gateway import BreakerStatus, ClusterStatus, PauseStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
+from tandem.observe.adapter_metrics import AdapterNames, adapter_metrics
 from tandem.observe.metrics import ACCEPTED_BY_PLACE, DRAFT_COUNTS, RequestMetrics
 from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, Kind, ModelRegistry, family
 from tandem.observe.tenant_metrics import TenantMetrics
@@ -117,11 +118,17 @@ DEGRADE_STEPS = ("n", "max_tokens", "class")
 
 class GatewayMetrics(Collector):
     """Counts and times of one gateway, and of the cluster as it knows it; by tenant where there are
-    `tenants`."""
+    `tenants`. Adapters are called as `adapter_names` says."""
 
-    def __init__(self, model_name: str, tenants: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        tenants: Sequence[str] = (),
+        adapter_names: AdapterNames = dict,
+    ) -> None:
         self._registry = registry = ModelRegistry(model_name)
         self._model_name = model_name
+        self._adapter_names = adapter_names
         self._status: ClusterStatus | None = None
         self.requests = RequestMetrics(registry)
         self.add_tenants(tenants)
@@ -207,6 +214,7 @@ class GatewayMetrics(Collector):
         )
         yield from self._of_steps(status)
         yield from self._of_drafts(status)
+        yield from self._of_adapters(status)
         if status.pauses is not None:
             yield from self._of_pauses(status.pauses)
         labels = (MODEL_LABEL, "worker", "pool", "role")
@@ -274,6 +282,17 @@ class GatewayMetrics(Collector):
             for place, count in enumerate(each.accepted_by_place)
         ]
         yield family(COUNTER, *ACCEPTED_BY_PLACE, (*labels, "position"), by_place)
+
+    def _of_adapters(self, status: ClusterStatus) -> Iterator[Metric]:
+        """Of workers that serve some."""
+        serving = [
+            ((self._model_name, each.worker, each.pool), each.adapters)
+            for each in status.workers
+            if each.adapters is not None
+        ]
+        if serving:
+            labels = (MODEL_LABEL, "worker", "pool")
+            yield from adapter_metrics(labels, serving, self._adapter_names())
 
     def _of_predictions(self, calibration: Calibration) -> Metric:
         """How predictions under an SLO turned out."""

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from tandem.cluster.worker.load import adapter_figures
 from tandem.cluster.worker.machine import WorkerMachine
+from tandem.facts.adapter import AdapterMemory
 from tandem.facts.errors import Rejection
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.step_totals import DraftTotals
 from tandem.facts.steps import StepPlan
 from tandem.messages.worker import EmitTokens
+from tandem.observe.adapter_metrics import AdapterNames, adapter_metrics
 from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, TOKENS, ModelRegistry, family
 from tandem.observe.tenant_metrics import OneTenant, TenantMetrics
 
@@ -167,12 +170,25 @@ ACCEPTED_BY_PLACE = (
 )
 
 
-class WorkerMetrics(Collector):
-    """Of one worker, whose machine is read when Prometheus asks."""
+@dataclass(frozen=True, slots=True)
+class ShownAdapters:
+    """Where figures of the adapters of one worker come from: what its `memory` holds now, and what
+    they are called."""
 
-    def __init__(self, model_name: str, machine: WorkerMachine) -> None:
+    memory: Callable[[], AdapterMemory]
+    names: AdapterNames
+
+
+class WorkerMetrics(Collector):
+    """Of one worker, whose machine is read when Prometheus asks; with those of its `adapters` where
+    it serves any."""
+
+    def __init__(
+        self, model_name: str, machine: WorkerMachine, adapters: ShownAdapters | None = None
+    ) -> None:
         self._registry = ModelRegistry(model_name)
         self._machine = machine
+        self._adapters = adapters
         self.requests = RequestMetrics(self._registry)
         self._step_tokens = self._registry.histogram(
             "iteration_tokens_total", "Tokens a step", TOKENS
@@ -205,16 +221,25 @@ class WorkerMetrics(Collector):
             ("num_preemptions", "Sequences put back", planner.preemptions),
         ):
             yield figure(COUNTER, name, text, count)
-        if self._machine.drafting is not None:
-            totals = self._machine.drafting.totals
-            for name, text, read in DRAFT_COUNTS:
-                yield figure(COUNTER, name, text, read(totals))
-            yield family(
-                COUNTER,
-                *ACCEPTED_BY_PLACE,
-                (MODEL_LABEL, "position"),
-                [
-                    ((self._registry.model_name, str(place)), count)
-                    for place, count in enumerate(totals.accepted_by_place)
-                ],
-            )
+        yield from self._of_drafts()
+        if self._adapters is not None:
+            figures = adapter_figures(self._machine, self._adapters.memory())
+            of_model = [((self._registry.model_name,), figures)]
+            yield from adapter_metrics((MODEL_LABEL,), of_model, self._adapters.names())
+
+    def _of_drafts(self) -> Iterator[Metric]:
+        """Where it speculates."""
+        if self._machine.drafting is None:
+            return
+        totals, figure = self._machine.drafting.totals, self._registry.figure
+        for name, text, read in DRAFT_COUNTS:
+            yield figure(COUNTER, name, text, read(totals))
+        yield family(
+            COUNTER,
+            *ACCEPTED_BY_PLACE,
+            (MODEL_LABEL, "position"),
+            [
+                ((self._registry.model_name, str(place)), count)
+                for place, count in enumerate(totals.accepted_by_place)
+            ],
+        )

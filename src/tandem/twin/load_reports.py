@@ -8,7 +8,8 @@ made.
 from collections.abc import Callable, Iterable
 
 from tandem.cluster.node.machine import NodeMachine
-from tandem.cluster.worker.machine import WorkerMachine, drawn_since, load_of
+from tandem.cluster.worker.load import drawn_since, load_of
+from tandem.cluster.worker.machine import WorkerMachine
 from tandem.messages.node import NodeEffect
 from tandem.messages.router import LoadReported
 from tandem.twin.engine import SimulatedEngine

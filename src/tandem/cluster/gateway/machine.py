@@ -361,10 +361,13 @@ class GatewayMachine:
                 effects += self.routing.worker_message(member, message, now_ns)
 
     def _load_reported(self, member: Member, load: LoadReported, now_ns: int) -> LoadReported:
-        """The load alone, without what the worker's steps took, which is learnt from."""
+        """The load alone: what the worker's steps took is learnt from, the rest is shown."""
         if load.drafts is not None:
             member.drafts = load.drafts
             load = structs.replace(load, drafts=None)
+        if load.adapters is not None:
+            member.adapters = load.adapters
+            load = structs.replace(load, adapters=None)
         if load.steps:
             member.steps = load.steps
             if capacity := self.costs.steps_reported(load.worker, load.steps, now_ns):

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import structs
 
+from tandem.facts.adapter import AdapterFigures
 from tandem.facts.blocks import NO_SALT, CacheRoot
 from tandem.facts.correction import Correction
 from tandem.facts.fleet import Role
@@ -124,8 +125,9 @@ class Counters(WorkerCounters):
 class Member:
     """One worker. `reported`: `load` is newer than the last look at it; `let_go`: since it began to
     drain, it was sent `NotNeeded`; `tiers` are the figures of its slower tiers, `steps` and
-    `drafts` the totals of its steps, as last reported. A `spare` takes no requests because the
-    planner has it stand by. It serves another `model` than the cluster's, or (empty) that."""
+    `drafts` the totals of its steps, `adapters` those that it has, as last reported. A `spare`
+    takes no requests because the planner has it stand by. It serves another `model` than the
+    cluster's, or (empty) that."""
 
     peer: str
     registration: Register
@@ -141,6 +143,7 @@ class Member:
     tiers: tuple[TierFigures, ...] = ()
     steps: tuple[StepTotals, ...] = ()
     drafts: DraftTotals | None = None
+    adapters: AdapterFigures | None = None
     # The peers that it was introduced to: each before it reads from it for the first time. With
     # everybody introduced at the start, a fleet would get as many messages as it has pairs.
     introduced: set[str] = field(default_factory=set)
@@ -386,6 +389,7 @@ def worker_status(member: Member, last_seen_s: float, correction: Correction) ->
         tiers=member.tiers,
         steps=member.steps,
         drafts=member.drafts,
+        adapters=member.adapters,
         correction=correction,
         **structs.asdict(member.counters),
     )

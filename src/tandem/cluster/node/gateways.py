@@ -4,6 +4,7 @@ their requests, and the worker's role state."""
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from tandem.facts.adapter import AdapterFigures
 from tandem.facts.fleet import Role
 from tandem.facts.step_totals import DraftTotals, StepTotals
 from tandem.messages.cluster import Drain, Registered, TiersReported
@@ -67,9 +68,9 @@ REGISTER_AGAIN_NS = 5_000_000_000
 REPORTS_AN_INTERVAL = 20
 # What steps took is reported so often at most.
 TOTALS_REPORT_NS = 1_000_000_000
-# Of steps, and of drafts where there are any.
-Totals = tuple[tuple[StepTotals, ...], DraftTotals | None]
-NO_TOTALS: Totals = ((), None)
+# Of steps, and of drafts and adapters where there are any.
+Totals = tuple[tuple[StepTotals, ...], DraftTotals | None, AdapterFigures | None]
+NO_TOTALS: Totals = ((), None, None)
 
 
 @dataclass(slots=True)
@@ -77,9 +78,9 @@ class GatewayConnection:
     """The connection to one gateway. `terms` is None until the gateway has registered the worker,
     which sent `Register` last at `registered_ns`; `reported_state` is the (role, accepting, spare)
     last reported to the gateway, `reported_tiers` the figures of slower tiers, `reported_totals`
-    what its steps took and what came of its drafts, at `totals_reported_ns`. `received_events` of
-    its router have come since it was registered. `not_needed`: the gateway has let the draining
-    worker go."""
+    what its steps took, what came of its drafts and its adapters, at `totals_reported_ns`.
+    `received_events` of its router have come since it was registered. `not_needed`: the gateway has
+    let the draining worker go."""
 
     terms: Registered | None = None
     registered_ns: int | None = None
@@ -120,12 +121,11 @@ class GatewayConnection:
         self.reported_totals, self.totals_reported_ns = NO_TOTALS, None
 
     def totals_due(self, totals: Totals, now_ns: int) -> Totals:
-        """What the report of this instant says of steps and drafts: nothing where that is known, or
-        was said a moment ago."""
+        """What the report of this instant says of steps, drafts and adapters: nothing where that is
+        known, or was said a moment ago."""
         last_ns, known = self.totals_reported_ns, self.reported_totals
-        if (totals[0] is known[0] and totals[1] is known[1]) or (
-            last_ns is not None and now_ns - last_ns < TOTALS_REPORT_NS
-        ):
+        same = totals[0] is known[0] and totals[1] is known[1] and totals[2] == known[2]
+        if same or (last_ns is not None and now_ns - last_ns < TOTALS_REPORT_NS):
             return NO_TOTALS
         self.reported_totals, self.totals_reported_ns = totals, now_ns
         return totals

@@ -11,14 +11,21 @@ from msgspec import structs
 
 from tandem.cluster.audit import first_broken_law
 from tandem.cluster.node.fetches import is_prefetch
-from tandem.cluster.node.gateways import GatewayConnection, GatewayConnections, RoleState
+from tandem.cluster.node.gateways import (
+    NO_TOTALS,
+    GatewayConnection,
+    GatewayConnections,
+    RoleState,
+)
 from tandem.cluster.node.inbound_transfers import Order
 from tandem.cluster.node.peers import Peers
 from tandem.cluster.node.tiers import WorkerTiers
 from tandem.cluster.node.work import Work
 from tandem.cluster.router.request_state import failed_over
 from tandem.cluster.tiers.config import TiersConfig
-from tandem.cluster.worker.machine import WorkerMachine, addressed, load_of
+from tandem.cluster.worker.load import adapter_figures, addressed, load_of
+from tandem.cluster.worker.machine import WorkerMachine
+from tandem.facts.adapter import AdapterMemory
 from tandem.facts.fleet import Tier
 from tandem.facts.kv import MoveKv
 from tandem.messages.cluster import (
@@ -45,6 +52,7 @@ from tandem.messages.cluster import (
     Undrain,
 )
 from tandem.messages.node import (
+    AdapterMemoryChanged,
     BlocksExported,
     BlocksFetched,
     BlocksKept,
@@ -108,6 +116,8 @@ class NodeMachine:
         if config.tiers is not None:
             self.tiers = WorkerTiers(config.tiers, machine, self.gateways, worker=worker)
         self.work = Work(worker, machine, self.gateways, self.tiers)
+        # None where no adapters are served.
+        self._adapter_memory: AdapterMemory | None = None
         self._wakeup_ns: int | None = None
         self._left = False
 
@@ -208,6 +218,8 @@ class NodeMachine:
             case GatewayGone(gateway):
                 effects += self._forget(gateway, now_ns)
                 self.gateways.disconnect(gateway)
+            case AdapterMemoryChanged(memory):
+                self._adapter_memory = memory
             case LeaveRequested():
                 self.role_state.leave()
                 effects += self._report_role_state(begun=True)
@@ -366,11 +378,16 @@ class NodeMachine:
     ) -> LoadReported:
         events = connection.received_events
         machine = self.work.machine
-        totals = (machine.step_tally.totals, machine.drafting.totals if machine.drafting else None)
-        steps, drafts = connection.totals_due(totals, now_ns)
-        if load.received_events == events and not steps and drafts is None:
+        held = self._adapter_memory
+        totals = (
+            machine.step_tally.totals,
+            machine.drafting.totals if machine.drafting else None,
+            None if held is None else adapter_figures(machine, held),
+        )
+        due = connection.totals_due(totals, now_ns)
+        if load.received_events == events and due is NO_TOTALS:
             return load
-        return addressed(load, events, steps, drafts)
+        return addressed(load, events, *due)
 
     def _report_role_state(self, *, begun: bool = False) -> Effects:
         """To all gateways. When a drain has `begun`, each of them must send `NotNeeded` anew."""

@@ -28,14 +28,11 @@ from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.speculation import Drafting
 from tandem.cluster.worker.step_planner import StepPlanner
 from tandem.cluster.worker.step_tally import StepTally
-from tandem.cluster.worker.waiting import prefill_tokens_of
 from tandem.facts.blocks import CacheRoot, PromptChains
 from tandem.facts.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from tandem.facts.kv import chain_names
 from tandem.facts.request import LONGEST_DEADLINE_S, Request
-from tandem.facts.step_totals import DraftTotals, StepTotals
 from tandem.facts.steps import StepResult
-from tandem.messages.router import LoadReported
 from tandem.messages.worker import (
     BlocksPrefetched,
     CancelImport,
@@ -458,68 +455,3 @@ def _in_vocabulary(tokens: Iterable[int], vocabulary: range) -> bool:
     if not ids.size or (unsigned and 256**ids.itemsize <= len(vocabulary)):
         return True
     return bool((unsigned or ids.min() >= 0) and ids.max() < len(vocabulary))
-
-
-def load_of(worker: str, machine: WorkerMachine) -> LoadReported:
-    """A look at one worker. Sequences whose whole prompt comes from another worker are counted by
-    whoever sent them; where a part of it comes from a slower tier, the rest is prefill of this
-    worker, also while it still waits for that part."""
-    sequences = machine.sequences
-    running_sequences = context_tokens = queued_prefill_tokens = 0
-    for sequence in sequences.running:
-        pending_tokens = sequence.pending_tokens
-        if pending_tokens > 1:
-            queued_prefill_tokens += pending_tokens
-        else:
-            running_sequences += 1
-            context_tokens += sequence.known_tokens
-    waiting = machine.planner.waiting
-    waiting_requests = waiting.requests
-    queued_prefill_tokens += waiting.prefill_tokens
-    for sequence in sequences.importing.values():
-        tokens = prefill_tokens_of(sequence)
-        if tokens and sequence.phase is not Phase.ENDED:
-            waiting_requests += 1
-            queued_prefill_tokens += tokens
-    return LoadReported(
-        worker=worker,
-        running_sequences=running_sequences,
-        waiting_requests=waiting_requests,
-        queued_prefill_tokens=queued_prefill_tokens,
-        context_tokens=context_tokens,
-        free_blocks=sequences.pool.free_blocks,
-    )
-
-
-def addressed(
-    load: LoadReported,
-    events: int,
-    steps: tuple[StepTotals, ...],
-    drafts: DraftTotals | None = None,
-) -> LoadReported:
-    """The same load of a worker that had received so many events, with what its steps took and
-    what came of its drafts."""
-    return LoadReported(
-        load.worker,
-        load.running_sequences,
-        load.waiting_requests,
-        load.queued_prefill_tokens,
-        load.context_tokens,
-        load.free_blocks,
-        events,
-        steps,
-        drafts,
-    )
-
-
-def drawn_since(load: LoadReported, tokens: int) -> LoadReported:
-    """The load once its running sequences have drawn so many tokens more, in all."""
-    return LoadReported(
-        load.worker,
-        load.running_sequences,
-        load.waiting_requests,
-        load.queued_prefill_tokens,
-        load.context_tokens + tokens,
-        load.free_blocks,
-        load.received_events,
-    )

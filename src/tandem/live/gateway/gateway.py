@@ -30,6 +30,7 @@ from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.mailbox import Mailbox
 from tandem.messages.gateway import ToolsCalled
 from tandem.messages.router import FollowedPause, Reject, RequestSubmitted, RequestWithdrawn
+from tandem.observe.adapter_metrics import AdapterNames
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tandem.policy.admission.contract import MIN_RETRY_S, in_words
 from tandem.report.record import Ending
@@ -142,7 +143,7 @@ class Availability:
 class Gateway:
     """Use it from one event loop, between `start` and `stop`. Every turn of its machine stands in
     the `journal`, if there is one, whose hashes the machine must use. `simulation` is the command
-    that simulates shapes for its planner."""
+    that simulates shapes for its planner. Metrics call adapters as `adapter_names` says."""
 
     def __init__(
         self,
@@ -151,10 +152,11 @@ class Gateway:
         terms: GatewayTerms,
         journal: Journal | None = None,
         simulation: Sequence[str] = (),
+        adapter_names: AdapterNames = dict,
     ) -> None:
         self.machine = machine
         self._journal = journal
-        self.metrics = GatewayMetrics(card.names[0], terms.tenants)
+        self.metrics = GatewayMetrics(card.names[0], terms.tenants, adapter_names)
         self._card, self._terms = card, terms
         self._prefix = f"{machine.config.gateway}.{terms.incarnation}/"
         self._clients = Clients(self.metrics, terms.max_waiting)

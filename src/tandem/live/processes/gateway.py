@@ -259,8 +259,14 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         str(Path(setup.state_directory) / CLUSTER_FILE),
         str(os.getpid()),
     )
+    adapters = assembled.adapters
     gateway = Gateway(
-        assembled.card, machine, assembled.terms, assembled.journal, simulation=simulation
+        assembled.card,
+        machine,
+        assembled.terms,
+        assembled.journal,
+        simulation=simulation,
+        adapter_names=dict if adapters is None else adapters.names,
     )
     keys = GatewayKeys(
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
@@ -280,9 +286,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         ) from error
     await gateway.start(channel)
     log = assembled.log
-    app = build_app(
-        gateway, assembled.text, assembled.api, log, ring, cache, adapters=assembled.adapters
-    )
+    app = build_app(gateway, assembled.text, assembled.api, log, ring, cache, adapters=adapters)
     http = http_server_over(
         app, assembled.api.connections, setup.options.log_level, logs_access=log is not None
     )

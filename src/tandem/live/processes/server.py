@@ -11,7 +11,9 @@ from tandem.api.config import ApiConfig
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.config.api_options import api_config
 from tandem.config.environment import tokens_directory
+from tandem.config.memory import adapter_bytes
 from tandem.config.options import ServeOptions
+from tandem.config.start_notes import beside_the_model
 from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
@@ -31,6 +33,8 @@ from tandem.live.processes.cascade import (
 )
 from tandem.live.processes.model import adapter_cache, load_model, plan_model
 from tandem.live.processes.speculation import proposer_maker
+from tandem.observe.adapter_metrics import AdapterNames
+from tandem.observe.metrics import ShownAdapters
 from tandem.text.model import TextModel
 
 
@@ -59,15 +63,15 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         check_same_tokens(large, text, small, _text_of(small))
     adapters = _adapters(large, options)
     priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
-    worker: LocalGenerator = _load(large, text, priorities)
+    names = dict if adapters is None else adapters.names
+    worker: LocalGenerator = _load(large, text, priorities, names)
     notes = _notes(large)
     if floor is not None and small is not None:
         worker = Cascade(_load(small, text, priorities), worker, floor)
         said = f"cascade: {small.served_names[0]} answers where it is sure ({floor})"
         notes = (*notes, said, *_notes(small))
     api = api_config(options, large.planned.machine.api_keys)
-    if adapters is not None:
-        notes = (*notes, f"adapters: {', '.join(adapters.served) or 'none yet'}")
+    notes = (*notes, *_beside(large, adapters))
     return Server(worker, text, api, notes, log, adapters)
 
 
@@ -102,7 +106,12 @@ def _text_of(model: ServedModel) -> TextModel:
     )
 
 
-def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> LocalWorker:
+def _load(
+    model: ServedModel,
+    text: TextModel,
+    priorities: ClientPriorities,
+    adapter_names: AdapterNames = dict,
+) -> LocalWorker:
     """Its weights are in memory from now on."""
     planned, plan = model.planned, model.planned.plan
     decoder = load_model(planned, model.options, plan.threads)
@@ -124,7 +133,9 @@ def _load(model: ServedModel, text: TextModel, priorities: ClientPriorities) -> 
         end_token_ids=text.tokenizer.end_token_ids,
         created_s=wall_clock_s(),
     )
-    return LocalWorker(card, WorkerMachine(plan.worker), engine, priorities, adapters)
+    serves_adapters = model.options.enable_lora
+    shown = ShownAdapters(adapters.memory, adapter_names) if serves_adapters else None
+    return LocalWorker(card, WorkerMachine(plan.worker), engine, priorities, adapters, shown)
 
 
 def _notes(model: ServedModel) -> tuple[str, ...]:
@@ -140,6 +151,17 @@ def _notes(model: ServedModel) -> tuple[str, ...]:
         f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context "
         f"{plan.worker.context_tokens}",
         *plan.cuts,
+    )
+
+
+def _beside(model: ServedModel, adapters: AdapterRegistry | None) -> tuple[str, ...]:
+    """A few words on who drafts for it, and on adapters."""
+    drafts = model.planned.drafts
+    return beside_the_model(
+        model.options,
+        () if adapters is None else tuple(adapters.served),
+        drafts_from="" if drafts is None else str(drafts.directory),
+        adapter_bytes=adapter_bytes(model.options, model.planned.spec),
     )
 
 

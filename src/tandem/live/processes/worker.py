@@ -49,7 +49,9 @@ def _run(setup: WorkerSetup) -> Leave:
     incarnation = f"{os.getpid():x}-{now_ns():x}"
     worker = start_worker(setup, inbox, f"{setup.worker}/{incarnation}")
     machine = _machine(setup, worker, incarnation)
-    node = Node(machine, inbox, worker.transfers, worker.tiers)
+    adapters = worker.rank.adapters
+    memory = adapters.memory if adapters is not None and setup.options.enable_lora else None
+    node = Node(machine, inbox, worker.transfers, worker.tiers, memory)
     startup.ready()
     try:
         with loop_runner() as runner:

@@ -34,7 +34,12 @@ from tandem.kv.transfer.engine import KvTransferEngine
 from tandem.live.processes.connectors import make_connectors
 from tandem.live.processes.dummy_engine import DummyEngine
 from tandem.live.processes.lifecycle import StartUp
-from tandem.live.processes.model import PlannedModel, adapter_cache, load_model, plan_model
+from tandem.live.processes.model import (
+    PlannedModel,
+    adapter_cache,
+    load_model,
+    plan_model,
+)
 from tandem.live.processes.speculation import proposer_maker
 from tandem.live.ranks.engine import MeetingEngine, StageEngine
 from tandem.live.ranks.transfers import NullTransfer
@@ -70,7 +75,7 @@ class RankTransferEngine(KvTransferPort, Protocol):
 @dataclass(frozen=True, slots=True)
 class Rank:
     """One rank, ready to compute and to move KV, whose blocks are in `store`. It owns `memory`,
-    which is None on a GPU; `adapters` are None where none are served."""
+    which is None on a GPU; `adapters` are None where nothing is computed."""
 
     place: Place
     engine: StageEngine

@@ -1,0 +1,128 @@
+"""A generating call that was read and checked, and the port of the writer that puts its answer into
+the words of one API."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from msgspec import UNSET, UnsetType
+
+from tandem.api.access_log import AnswerRecord
+from tandem.api.app_context import SYSTEM_FINGERPRINT
+from tandem.api.choice import ChoiceDelta, Presentation, UsageMeter
+from tandem.api.degradation import Degradation
+from tandem.api.prompts import Tokens
+from tandem.api.requests import GenerationBody
+from tandem.api.response_cache import ResponseLookup, cache_headers
+from tandem.api.responses import ScalingReport, Usage
+from tandem.api.scaling_request import Scaling
+from tandem.api.search_request import ONE_SEQUENCE, Search
+from tandem.api.whole_response import Transcript
+from tandem.facts.serving import Caller
+
+StreamUsage = Usage | UnsetType | None
+Scaled = ScalingReport | UnsetType
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call ready to run: choice c is the request of `lookups[c]`, for prompt
+    c // choices_per_prompt. With `scaling` there is one choice, and its request is that of the
+    first sample."""
+
+    body: GenerationBody
+    answer_id: str
+    created_s: int
+    model: str
+    prompts: Sequence[Tokens]
+    choices_per_prompt: int
+    lookups: Sequence[ResponseLookup]
+    presentation: Presentation
+    caller: Caller
+    degradation: Degradation
+    record: AnswerRecord | None = None
+    scaling: Scaling | None = None
+    search: Search = ONE_SEQUENCE
+
+    @property
+    def returns_token_ids(self) -> bool:
+        return bool(self.body.return_token_ids)
+
+    @property
+    def head_fields(self) -> dict[str, Any]:
+        """What each of its answers and events opens with."""
+        return {
+            "id": self.answer_id,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+
+    def meter(self) -> UsageMeter:
+        """Counts its tokens, also for the access log."""
+        if self.record is not None:
+            return self.record.meter
+        prompt_tokens = [len(prompt) for prompt in self.prompts]
+        return UsageMeter(prompt_tokens, self.choices_per_prompt, self.degradation)
+
+    def late_headers(self) -> dict[str, str]:
+        """What is known of it once its answer begins."""
+        return self.degradation.headers() | cache_headers(self.lookups)
+
+    def prompt_number(self, choice: int) -> int:
+        return choice // self.choices_per_prompt
+
+    def token_ids(self, tokens: Tokens) -> list[int] | UnsetType:
+        """The ids where the client wants them."""
+        return list(tokens) if self.returns_token_ids else UNSET
+
+    def is_silent(self, delta: ChoiceDelta) -> bool:
+        """Whether the delta holds nothing that a client would see."""
+        return not (
+            delta.text
+            or delta.reasoning
+            or delta.tool_calls
+            or delta.shown
+            or delta.prompt_scores
+            or delta.finish_reason
+            or (delta.tokens and self.returns_token_ids)
+        )
+
+
+class ResponseWriter(Protocol):
+    """Puts deltas into the words of one API: `ChatWriter` or `CompletionWriter`."""
+
+    def delta_event(
+        self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET
+    ) -> bytes | None:
+        """One stream event, or None when there is nothing to tell yet."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes: ...
+
+    @property
+    def logprobs_lists(self) -> Sequence[str]:
+        """The parallel lists that log-probabilities are, by name."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the pieces of several choices have in common, in memory once."""
+        ...
+
+    def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
+        """What the delta adds to each of `logprobs_lists`, as JSON without brackets."""
+        ...
+
+    def keep_prompt_scores(self, delta: ChoiceDelta) -> int:
+        """Those of the delta, for the end of an answer that does not stream. Gives how many bytes
+        they take."""
+        ...
+
+    def choice_pieces(self, transcript: Transcript) -> list[bytes]:
+        """A choice of an answer that does not stream, in pieces."""
+        ...
+
+    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
+        """What stands before the choices of that answer, and after them."""
+        ...
