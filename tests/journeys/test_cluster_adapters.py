@@ -18,6 +18,7 @@ from tests.journeys.clusters import ClusterProcess, cluster
 from tests.journeys.serving import run_here, serving
 from tests.journeys.test_adapters import OPERATOR_KEY
 from tests.models.adapter_files import write_adapter
+from tests.waiting import until
 
 TEXT = """
 model: tandem-mini
@@ -120,12 +121,21 @@ def test_nobody_notices_where_they_are_computed(expected, folder, tmp_path):
         assert operate(running, "unload", lora_name="red").status_code == 200
         assert set(everywhere(running, "red")) == {404}
         assert answer(client, "blue") == expected["blue"]
-        (prefill,) = [each for each in running.status()["workers"] if each["pool"] == "prefill"]
-        figures = prefill["adapters"]["memory"]
-        assert 0 < figures["held"] <= figures["loads"]
+        # Told once a second, by whoever computed something.
+        figures = until(
+            lambda: next(
+                (
+                    each["adapters"]["memory"]
+                    for each in running.status()["workers"]
+                    if each["adapters"] and each["adapters"]["memory"]["held"]
+                ),
+                None,
+            )
+        )
+        assert figures["held"] <= figures["loads"]
         assert 0 < figures["held_bytes"] <= figures["limit_bytes"]
         assert "running (of 8 at once)" in running.succeed("status")
-        assert re.search(r"tandem:lora_loads_total{.*prefill-0.*} [1-9]", running.metrics())
+        assert re.search(r"tandem:lora_loads_total{.*} [1-9]", running.metrics())
         running.assert_nothing_held()
 
 
