@@ -53,14 +53,14 @@ def token_batch(plan: StepPlan, slots: Slots, adapters: StepAdapters) -> TokenBa
     def on_device(values: np.ndarray) -> torch.Tensor:
         return slots.to_device(np.ascontiguousarray(values))
 
-    places_T = on_device(positions_T.astype(np.int64))
-    tree_positions_T, parents_T = places_T, None
+    token_ids, parents_T = slots.read_tokens(slots_T, positions_T), None
     if len(plan.draft_parents):
+        # The tokens of a tree lie in a row, wherever they stand.
         positions_T, tree_T = tree_queries(plan)
-        tree_positions_T, parents_T = on_device(positions_T.astype(np.int64)), on_device(tree_T)
+        parents_T = on_device(tree_T)
     return TokenBatch(
-        token_ids=slots.tokens[on_device(slots_T.astype(np.int64)), places_T].long(),
-        positions=tree_positions_T,
+        token_ids=token_ids,
+        positions=on_device(positions_T.astype(np.int64)),
         slots=on_device(kv_slots_T),
         attention=AttentionBatch(
             query_start=on_device(query_start),
@@ -286,7 +286,5 @@ class Engine:
         return values.index_select(0, torch.from_numpy(numbers).to(values.device))
 
     def _remember(self, row_slots: np.ndarray, positions: np.ndarray, tokens_R: Tensor) -> None:
-        index = self.slots.to_device(row_slots.astype(np.int64))
-        place = self.slots.to_device(positions.astype(np.int64))
         # A step that goes on from a row without a token is under way already: any token will do.
-        self.slots.tokens[index, place] = tokens_R.clamp(min=0).to(torch.int32)
+        self.slots.write_tokens(row_slots, positions, tokens_R.clamp(min=0))

@@ -39,7 +39,7 @@ class PromptScorer:
         counts, slots = plan.scored_counts, self._slots
         slots_S = np.repeat(plan.slots, counts).astype(np.int64)
         places_S = np.repeat(plan.starts, counts).astype(np.int64) + within(counts) + 1
-        given_S = slots.tokens[slots.to_device(slots_S), slots.to_device(places_S)].long()
+        given_S = slots.read_tokens(slots_S, places_S)
         top_counts = [slots.sampling[slot].prompt_logprobs or 0 for slot in slots_S.tolist()]
         parts: list[ScoredTokens] = []
         for first in range(0, len(slots_S), MOST_SCORED_TOKENS):

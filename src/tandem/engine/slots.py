@@ -43,6 +43,8 @@ class Slots:
         slots = shape.slots
         blocks = -(-shape.context_tokens // shape.block_size)
         self.tokens = torch.zeros((slots, shape.context_tokens), dtype=torch.int32, device=device)
+        # The same memory: where a step is a millisecond, indices of numpy count.
+        self._tokens_here = self.tokens.numpy() if self._on_host else None
         self.block_table = np.zeros((slots, blocks), np.int32)
         self.prompt_tokens = np.zeros(slots, np.int64)
         self.sampling: list[SamplingParameters] = [SamplingParameters()] * slots
@@ -70,11 +72,22 @@ class Slots:
             self._place(placement)
         self.block_table[plan.table_slots, plan.table_indices] = plan.table_blocks
         if len(plan.draft_tokens):
-            slots, positions = draft_places(plan)
-            index = self.to_device(slots.astype(np.int64))
-            self.tokens[index, self.to_device(positions.astype(np.int64))] = self.to_device(
-                plan.draft_tokens
-            )
+            self.write_tokens(*draft_places(plan), torch.from_numpy(plan.draft_tokens))
+
+    def write_tokens(self, slots: IntArray, places: IntArray, tokens: Tensor) -> None:
+        """These are the tokens there."""
+        if self._tokens_here is not None:
+            self._tokens_here[slots, places] = tokens.numpy()
+            return
+        index = self.to_device(slots.astype(np.int64)), self.to_device(places.astype(np.int64))
+        self.tokens[index] = tokens.to(self.device, torch.int32, non_blocking=True)
+
+    def read_tokens(self, slots: IntArray, places: IntArray) -> Tensor:
+        """The tokens there, int64."""
+        if self._tokens_here is not None:
+            return torch.from_numpy(self._tokens_here[slots, places].astype(np.int64))
+        index = self.to_device(slots.astype(np.int64)), self.to_device(places.astype(np.int64))
+        return self.tokens[index].long()
 
     def blocks_to_write(self, plan: StepPlan) -> np.ndarray:
         """The blocks that this plan hands to sequences which have computed nothing in them yet;

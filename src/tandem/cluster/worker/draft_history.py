@@ -44,9 +44,11 @@ class DraftRecord(Struct):
         return not self.begun_steps or (self.begun_steps < CATCH_UP_STEPS and not self.offered)
 
     def fade(self, steps: int) -> None:
-        """So many steps went without drafts."""
-        self.kept *= CHANCE_FADES**steps
-        self.tried *= CHANCE_FADES**steps
+        """So many steps went without drafts. What was kept seldom is forgotten, so that it is tried
+        again; what was kept often would only look worse."""
+        if self.kept < FIRST_KEPT * self.tried:
+            self.kept *= CHANCE_FADES**steps
+            self.tried *= CHANCE_FADES**steps
         self.wanted *= OFFER_FADES**steps
         self.offered *= OFFER_FADES**steps
         self.begun_steps = 0
@@ -72,10 +74,11 @@ class DraftHistory:
         self._all.kept += kept
         self._all.tried += tried
 
-    def step_landed(self) -> None:
-        """After the rows of a step."""
-        self._all.kept *= TOTAL_FADES
-        self._all.tried *= TOTAL_FADES
+    def step_landed(self, drafted: bool) -> None:
+        """After the rows of a step, some of which `drafted`."""
+        if drafted or self._all.kept < FIRST_KEPT * self._all.tried:
+            self._all.kept *= TOTAL_FADES
+            self._all.tried *= TOTAL_FADES
 
     def chances(self, record: DraftRecord) -> DraftChances:
         """Of a sequence, by what was seen of it and, as long as that is little, of all."""

@@ -75,7 +75,7 @@ class Drafting:
             # As nearly always where drafts do not pay, and then nothing shall be spent on them.
             if not builder.prompts:
                 self._history.times.step_landed(builder.tokens, 0, now_ns - began_ns)
-            self._history.step_landed()
+            self._history.step_landed(drafted=False)
             return
         counts, proposals = iter(result.token_counts), iter(result.proposals)
         # Who begins to draft may have to catch up with what was said before, once.
@@ -103,7 +103,7 @@ class Drafting:
         if usual:
             took_ns, drafted = now_ns - began_ns, builder.longest_proposal
             self._history.times.step_landed(builder.tokens, drafted, took_ns)
-        self._history.step_landed()
+        self._history.step_landed(drafted=True)
 
     def _count(self, drafted: int, kept: int) -> None:
         self._drafts += 1
