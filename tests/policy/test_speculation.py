@@ -14,6 +14,7 @@ from tandem.policy.speculation import (
     LEAST_GAIN,
     MOST_STEP_DRAFTS,
     NO_DRAFTS,
+    WEIGHED_COUNTS,
     DraftChances,
     DraftRule,
     Speculation,
@@ -77,7 +78,7 @@ def test_no_more_drafts_are_weighed_than_a_step_takes():
     times = AskedTimes()
     Speculation(16).rule([DraftChances(0.9)] * 256, times)
     assert max(times.asked) == 256 + MOST_STEP_DRAFTS
-    assert len(times.asked) == 1 + 16 * MOST_STEP_DRAFTS
+    assert len(times.asked) == 1 + 16 * len(WEIGHED_COUNTS)
 
 
 @given(CHANCES, st.integers(0, MOST_DRAFT_TOKENS), st.floats(0.0, 1.0))
@@ -126,7 +127,7 @@ def simulated(kept, base, per_token, rows, seed, steps=1500):
             accepted = next((n for n in range(drafted) if chance.random() >= kept), drafted)
             tokens += 1 + accepted
             history.row_landed(record, drafted, accepted, count, count)
-        history.step_landed()
+        history.step_landed(drafted=any(drafts) or any(wanted))
         spent += exact
         drafts = wanted
     running = [DraftChances(kept)] * rows
@@ -143,3 +144,18 @@ def test_it_finds_what_pays_on_a_disturbed_machine(kept, base, per_token, rows, 
     found, best, without = simulated(kept, base, per_token, rows, seed)
     assert found >= 0.97 * without
     assert found >= 0.8 * best
+
+
+def test_what_was_kept_often_is_remembered_and_what_was_not_is_forgotten():
+    chances = {}
+    for kept in (0, 4):
+        history, record = DraftHistory(), DraftRecord()
+        for _ in range(40):
+            history.row_landed(record, 4, kept, 4, 4)
+            history.step_landed(drafted=True)
+        before = history.chances(DraftRecord()).kept
+        for _ in range(2000):
+            history.step_landed(drafted=False)
+        chances[kept] = before, history.chances(DraftRecord()).kept
+    assert chances[0][0] < 0.1 < 0.69 < chances[0][1] <= 0.7
+    assert chances[4][0] == chances[4][1] > 0.95

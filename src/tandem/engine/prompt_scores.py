@@ -37,8 +37,8 @@ class PromptScorer:
         """`hidden_SC` are the hidden states of the plan's `scored_tokens`. All ranks that share the
         vocabulary do this for the same plans."""
         counts, slots = plan.scored_counts, self._slots
-        slots_S = np.repeat(plan.slots, counts).astype(np.int64)
-        places_S = np.repeat(plan.starts, counts).astype(np.int64) + within(counts) + 1
+        slots_S = np.repeat(plan.slots, counts)
+        places_S = np.repeat(plan.starts, counts) + within(counts) + 1
         given_S = slots.read_tokens(slots_S, places_S)
         top_counts = [slots.sampling[slot].prompt_logprobs or 0 for slot in slots_S.tolist()]
         parts: list[ScoredTokens] = []

@@ -8,13 +8,15 @@ step as a whole should give the most tokens a second (goodput, as in SmartSpec, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import nlargest
+from itertools import accumulate, takewhile
 from typing import Protocol
 
 from tandem.facts.steps import MOST_DRAFT_TOKENS
 
 # Of all sequences together in a step: each of their draws is a row of logits.
 MOST_STEP_DRAFTS = 64
+# How many may be drafted in all: this is decided often, and numbers between are as good.
+WEIGHED_COUNTS = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), 40, 48, 56, MOST_STEP_DRAFTS)
 # What drafts must promise over none: both are estimates, and the next step waits for them.
 LEAST_GAIN = 1.1
 
@@ -79,20 +81,17 @@ class Speculation:
         rows = len(running)
         best, best_rate = NO_DRAFTS, rows / times.step_ns(rows, 0)
         worth = best_rate * LEAST_GAIN
-        for longest in range(1, self.most_tokens + 1):
+        by_place = [
+            [each.offered * each.kept**place for each in running]
+            for place in range(1, self.most_tokens + 1)
+        ]
+        chances: list[float] = []
+        for longest, of_place in enumerate(by_place, 1):
             # A step takes no more: what lies beyond is not worth the time to weigh it.
-            chances = nlargest(
-                MOST_STEP_DRAFTS,
-                (
-                    each.offered * each.kept**place
-                    for each in running
-                    for place in range(1, longest + 1)
-                ),
-            )
-            expected = float(rows)
-            for count, chance in enumerate(chances, 1):
-                expected += chance
-                rate = expected / times.step_ns(rows + count, longest)
+            chances = sorted(chances + of_place, reverse=True)[:MOST_STEP_DRAFTS]
+            expected = list(accumulate(chances, initial=float(rows)))
+            for count in (*takewhile(len(chances).__gt__, WEIGHED_COUNTS), len(chances)):
+                rate = expected[count] / times.step_ns(rows + count, longest)
                 if rate > max(best_rate, worth):
-                    best, best_rate = DraftRule(longest, chance), rate
+                    best, best_rate = DraftRule(longest, chances[count - 1]), rate
         return best

@@ -118,7 +118,7 @@ class DecodeStepTimes:
     def step_landed(self, tokens: int, drafted: int, took_ns: float) -> None:
         self._steps += 1
         self._plane = None
-        took_ns, key = max(1.0, took_ns), (_alike(tokens), drafted)
+        took_ns, key = max(1.0, took_ns), (alike_sizes(tokens), drafted)
         size = self._sizes.get(key)
         if size is None:
             if len(self._sizes) == MOST_SIZES:
@@ -136,7 +136,7 @@ class DecodeStepTimes:
             self._plane = self._fitted()
         base, per_token, per_draft = self._plane
         expected_ns = base + per_token * tokens + per_draft * drafted
-        size = self._sizes.get((_alike(tokens), drafted))
+        size = self._sizes.get((alike_sizes(tokens), drafted))
         if size is None:
             return expected_ns
         weight = self._weight(size)
@@ -172,7 +172,7 @@ class DecodeStepTimes:
         return base, per_token, per_draft
 
 
-def _alike(tokens: int) -> int:
+def alike_sizes(tokens: int) -> int:
     """Steps of about as many tokens count as one size: to three binary digits."""
     shift = max(0, tokens.bit_length() - 3)
     return tokens >> shift << shift

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Ordered
 
-from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
+from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord, alike_sizes
 from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase
 from tandem.facts.step_totals import DraftTotals
@@ -49,10 +49,10 @@ class Drafting:
         """For a step of these sequences; where it has none, for one that is to come."""
         self._rule_steps += 1
         lasts = RULE_STEPS if self._rule.longest else DECLINED_STEPS
-        if len(running) != self._rule_rows or self._rule_steps >= lasts:
+        if alike_sizes(len(running)) != self._rule_rows or self._rule_steps >= lasts:
             for record in running if not self._rule.longest else ():
                 record.fade(self._rule_steps)
-            self._rule_rows, self._rule_steps = len(running), 0
+            self._rule_rows, self._rule_steps = alike_sizes(len(running)), 0
             self._rule = self._decided(running or _ANYBODY)
         if running and not self._rule.longest:
             self._declined += len(running)
