@@ -53,6 +53,14 @@ def test_how_far_is_what_the_options_say():
         read_options(None, {"speculation": "oracle"})
 
 
+def test_what_looks_up_has_no_branches():
+    with pytest.raises(InvalidConfiguration, match="speculation-branches is for --speculation dr"):
+        speculation_of(options(speculation="ngram", speculation_branches=2))
+    with pytest.raises(InvalidConfiguration, match="speculation-branches"):
+        read_options(None, {"speculation_branches": 9})
+    assert speculation_of(options(speculation="eagle", speculation_branches=8)) == Speculation(4)
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

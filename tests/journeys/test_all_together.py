@@ -29,6 +29,7 @@ serve:
   enable_lora: true
   lora_modules: ["red={folder}/red"]
   speculation: {proposer}
+  speculation-branches: {branches}
   speculation-adaptive: false
 pools:
   - {{name: prefill, role: prefill, device: cpu}}
@@ -97,9 +98,11 @@ def expected(folder) -> tuple[Hoard, str]:
         return hoard(openai.OpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0))
 
 
-@pytest.mark.parametrize("proposer", ["draft", "eagle"])
-def test_a_parsed_answer_outlives_its_worker(proposer, expected, folder, tmp_path):
-    with cluster(TEXT.format(folder=folder, proposer=proposer), tmp_path) as running:
+@pytest.mark.parametrize(("proposer", "branches"), [("draft", 1), ("eagle", 3)])
+def test_a_parsed_answer_outlives_its_worker(proposer, branches, expected, folder, tmp_path):
+    with cluster(
+        TEXT.format(folder=folder, proposer=proposer, branches=branches), tmp_path
+    ) as running:
         pids, killed = running.pids, []
 
         def halfway() -> None:

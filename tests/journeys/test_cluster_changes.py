@@ -16,7 +16,7 @@ TEXT = """
 model: tandem-mini
 block_size: 16
 serve: {port: 0, max-num-seqs: 16, kv-cache-memory: 64MiB, threads: 1, speculation: draft,
-        speculation-adaptive: false}
+        speculation-adaptive: false, speculation-branches: 2}
 pools:
   - {name: prefill, role: prefill, device: cpu, count: 2}
   - {name: decode, role: decode, device: cpu, count: 2}

@@ -24,7 +24,7 @@ transport: {connectors: [shm]}
 policies: {dispatch: remote, transfer: push}
 """,
         True,
-        ALWAYS % "draft",
+        ALWAYS % "draft" + ", speculation-branches: 3",
     ),
     "tcp, pulled, first token drawn anew": (
         """
@@ -46,7 +46,7 @@ transport: {connectors: [nixl]}
 policies: {dispatch: remote, transfer: push}
 """,
         True,
-        ALWAYS % "medusa",
+        ALWAYS % "medusa" + ", speculation-branches: 2",
     ),
     "both phases on each of two, and a global queue": (
         """
@@ -74,7 +74,7 @@ pools:
   - {name: worker, role: both, device: cpu, tensor_parallel: 2, pipeline_parallel: 2}
 """,
         False,
-        ALWAYS % "draft",
+        ALWAYS % "draft" + ", speculation-branches: 2",
     ),
 }
 

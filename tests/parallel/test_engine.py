@@ -183,7 +183,7 @@ def test_all_ranks_together_say_what_one_says(ranks: Ranks, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("proposer", ["draft", "hostile"])
+@pytest.mark.parametrize("proposer", ["draft", "draft tree", "hostile"])
 def test_all_ranks_together_keep_the_drafts_that_one_keeps(ranks: Ranks, layout, proposer):
     shape, alone = journal_for(layout.stages, proposer)
     totals = alone.machine.drafting.totals
