@@ -108,6 +108,12 @@ def test_what_a_schema_forbids_is_never_allowed(draft):
     assert counts == COUNTS[draft]
 
 
+def test_who_needs_any_of_is_told():
+    parts = [{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 4}]
+    with pytest.raises(GrammarError, match=r"use anyOf where several may hold \(at /properties/a"):
+        GRAMMARS.check_schema({"type": "object", "properties": {"a": {"oneOf": parts}}})
+
+
 def test_each_keyword_that_is_not_supported_is_refused():
     for keyword in REFUSED_KEYWORDS:
         with pytest.raises(GrammarError, match=re.escape(f'"{keyword}"')):

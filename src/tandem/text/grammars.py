@@ -46,6 +46,14 @@ Schema = Mapping[str, object]
 _SEVERAL = '{"grammars":'
 
 
+# What the library advises is an option that callers do not have.
+_SAYS_ONE_OF = (
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
+    "anyOf"
+)
+_ONE_OF_REMEDY = "oneOf needs parts that exclude each other; use anyOf where several may hold"
+
+
 class GrammarError(Exception):
     """A grammar that cannot be compiled; its text says what and where, on one line."""
 
@@ -270,4 +278,5 @@ def _bounded(grammar: str) -> str:
 def _one_line(text: str) -> str:
     """What a library says over several lines, some of which only point at places."""
     lines = [line.strip() for line in text.splitlines()]
-    return " ".join(line for line in lines if line.strip("^ "))[:500]
+    said = " ".join(line for line in lines if line.strip("^ "))
+    return said.replace(_SAYS_ONE_OF, _ONE_OF_REMEDY)[:500]
