@@ -3,8 +3,16 @@
 import pytest
 
 from tandem.config.cluster.live import worker_options
-from tandem.config.machine_share import bundles, placed_options, refused_placement
+from tandem.config.environment import BUNDLED_MODEL, MachineFacts
+from tandem.config.machine_share import (
+    MachineShare,
+    bundles,
+    placed_options,
+    refused_placement,
+)
+from tandem.config.memory import adapter_bytes
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.units import GIB
 from tests.config.clusters import live
 
 TEXT = """\
@@ -76,3 +84,38 @@ def test_resources_need_ray(tmp_path):
 def test_slips_are_told(tmp_path, assignment, told):
     with pytest.raises(InvalidConfiguration, match=told):
         live(tmp_path, TEXT, assignment)
+
+
+ON_A_GPU = """\
+model: tandem-mini
+pools:
+  - {name: p, role: prefill, device: h100}
+  - {name: d, role: decode, device: h100, count: 2}
+"""
+GPU = MachineFacts(
+    cores=8,
+    free_memory_bytes=64 * GIB,
+    gpu_total_bytes=80 * GIB,
+    gpu_free_bytes=80 * GIB,
+    gpus=("NVIDIA H100",),
+)
+
+
+@pytest.mark.parametrize(
+    "more", ["pools.d.serve.speculation=draft", "pools.d.serve.enable-lora=true"]
+)
+def test_workers_on_one_gpu_leave_room_for_what_is_beside_the_model(tmp_path, more):
+    taken = []
+    for wishes in ((), (more,)):
+        cluster = live(tmp_path, ON_A_GPU, *wishes).cluster
+        share = MachineShare(cluster, BUNDLED_MODEL, {}, alone=True, joins=False)
+        share.alone, share.host = False, GPU
+        decode = cluster.pools[1]
+        memory = int(share.worker_options(decode).kv_cache_memory)
+        model = share.models[decode.name]
+        options = worker_options(cluster, decode)
+        beside = model.drafts.other_bytes(options, is_cpu=False)
+        beside += adapter_bytes(options, model.spec)
+        taken.append((memory, beside))
+    (plain, nothing), (less, beside) = taken
+    assert nothing == 0 < beside == plain - less

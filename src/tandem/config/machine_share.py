@@ -207,8 +207,8 @@ class MachineShare:
             if sharing == 1:
                 return None
             usable_bytes = int(options.gpu_memory_utilization * self.host.gpu_total_bytes)
-            weights = self._gpu_weight_bytes(options, pool)
-            pool_bytes = gpu_pool_bytes(usable_bytes, weights // pool.devices, sharing)
+            beside_bytes = self._gpu_rank_bytes(options, pool)
+            pool_bytes = gpu_pool_bytes(usable_bytes, beside_bytes, sharing)
             pool_bytes *= pool.devices
         if not pool_bytes:
             raise InvalidConfiguration(
@@ -242,11 +242,14 @@ class MachineShare:
         """Processes of all workers of these pools that may be up at once."""
         return sum(self.cluster.most_workers(each) * each.devices for each in pools)
 
-    def _gpu_weight_bytes(self, options: ServeOptions, pool: PoolConfig) -> int:
-        spec, shapes = self.models[pool.name].spec, self.models[pool.name].shapes
-        storage = storage_of(options, spec, is_cpu=False)
+    def _gpu_rank_bytes(self, options: ServeOptions, pool: PoolConfig) -> int:
+        """Weights of a rank: its share of the model's, all of what drafts, all adapters."""
+        model = self.models[pool.name]
+        storage = storage_of(options, model.spec, is_cpu=False)
         ranks = places(pool.tensor_parallel, pool.pipeline_parallel)
-        return weight_bytes(spec, shapes, ranks, storage=storage, compute_bytes=2).held
+        held = weight_bytes(model.spec, model.shapes, ranks, storage=storage, compute_bytes=2).held
+        drafts = model.drafts.other_bytes(options, is_cpu=False)
+        return held // len(ranks) + drafts + adapter_bytes(options, model.spec)
 
     def _refuse_together(self, kv: Mapping[str, int]) -> None:
         free_bytes = self.host.free_memory_bytes
