@@ -3,7 +3,7 @@ the same run, by kind of answer; and what checking drafts costs a model of half 
 parameters.
 
 Usage: python bench/speculation.py [--rounds 5] [--tasks 8] [--only mini|cost] [--sequences 1,16]
-       [--branches 1]
+       [--tokens 4] [--branches 1] [--always]
 """
 
 import argparse
@@ -79,10 +79,12 @@ class Measured:
         return answers, (time.monotonic_ns() - begun_ns) / 1e9 / max(1, decoded)
 
 
-def served(proposer: Proposers, branches: int = 1) -> Measured:
+def served(proposer: Proposers, wishes: argparse.Namespace) -> Measured:
     options = ServeOptions(
         speculation=proposer,
-        speculation_branches=branches if proposer in BRANCHING else 1,
+        speculation_adaptive=not wishes.always,
+        speculation_branches=wishes.branches if proposer in BRANCHING else 1,
+        speculation_tokens=wishes.tokens,
         kv_cache_memory="256MiB",
         max_num_seqs=16,
         steps_in_flight=0,
@@ -139,7 +141,7 @@ def same_answers(found: dict[str, list[int]], expected: dict[str, list[int]], wh
 def mini_table(sequences: int, wishes: argparse.Namespace, console: Console) -> None:
     """Each proposer on each kind of answer; the medians over rounds of ratios within a round."""
     proposers = [name for name in PROPOSERS if name in wishes.proposers.split(",")]
-    ways = {name: served(name, wishes.branches) for name in ("none", *proposers)}
+    ways = {name: served(name, wishes) for name in ("none", *proposers)}
     text = TextModel.load(BUNDLED_MODEL)
     title = (
         f"tandem-mini, {sequences} at once: tokens a second, and times those of the plain engine"
@@ -185,8 +187,9 @@ def mini_table(sequences: int, wishes: argparse.Namespace, console: Console) -> 
         counts = drafting.totals
         kept = counts.accepted_tokens / max(1, counts.draft_tokens)
         console.print(
-            f"{name}: {counts.draft_tokens:,} draft tokens checked, {kept:.0%} kept; rows without "
-            f"because drafts cost more than they bring: {counts.declined:,}"
+            f"{name}: {counts.draft_tokens:,} draft tokens checked, {kept:.0%} kept, "
+            f"{1 + counts.accepted_tokens / max(1, counts.drafts):.2f} tokens a row with drafts; "
+            f"rows without because these cost more than they bring: {counts.declined:,}"
         )
 
 
@@ -244,7 +247,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--branches", type=int, default=1)
+    parser.add_argument("--always", action="store_true")
     parser.add_argument("--proposers", default=",".join(PROPOSERS[1:]))
     parser.add_argument("--sequences", default="1,16")
     parser.add_argument("--only", choices=("mini", "cost"))

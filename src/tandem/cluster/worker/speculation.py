@@ -12,7 +12,7 @@ from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Specul
 
 # The rule is made anew after so many steps, seldom where it says no; or with another number of
 # sequences.
-RULE_STEPS, DECLINED_STEPS = 8, 32
+RULE_STEPS, DECLINED_STEPS = 3, 32
 # Of whom nothing is known yet.
 _ANYBODY = (DraftRecord(),)
 
