@@ -138,7 +138,7 @@ class LedgerEngine:
             strict=True,
         )
         trees = [TokenTree(tuple(a.tolist()), tuple(b.tolist())) for a, b in cut]
-        assert all(tree == tree.sound(VOCABULARY, len(tree)) for tree in trees)
+        assert all(tree == tree.sound(2**31, len(tree)) for tree in trees)
         return dict(zip(slots, trees, strict=True))
 
     def _draw(self, slot: int, tree: TokenTree) -> list[int]:
