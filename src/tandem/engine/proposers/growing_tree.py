@@ -53,10 +53,9 @@ class GrowingTree:
         """The likeliest guesses."""
         best = self._best()
         place = {number: at for at, number in enumerate(best)} | {ROOT: ROOT}
-        return TokenTree(
-            tuple(self.tokens[number] for number in best),
-            tuple(place[self.parents[number]] for number in best),
-        )
+        tokens = tuple(self.tokens[number] for number in best)
+        parents = tuple(place[self.parents[number]] for number in best)
+        return TokenTree(tokens, () if parents == tuple(range(-1, len(best) - 1)) else parents)
 
     def _best(self) -> list[int]:
         order = sorted(range(len(self.tokens)), key=lambda number: -self._likely[number])

@@ -52,7 +52,7 @@ class MedusaProposer:
         kernels = self._decoder.kernels
         if self._branches > 1:
             candidates = kernels.sample_candidates(logits_RV, draws, self._branches)
-            return tuple(_trees(counts.tolist(), heads, candidates))
+            return tuple(grown_trees(counts.tolist(), heads, candidates))
         tokens = kernels.sample(logits_RV, draws).tolist()
         return tuple(
             TokenTree(tuple(tokens[row * heads : row * heads + min(count, heads)]))
@@ -60,7 +60,9 @@ class MedusaProposer:
         )
 
 
-def _trees(counts: Sequence[int], heads: int, candidates: DraftCandidates) -> Iterator[TokenTree]:
+def grown_trees(
+    counts: Sequence[int], heads: int, candidates: DraftCandidates
+) -> Iterator[TokenTree]:
     """Of each row the likeliest so many guesses: what a head says may come behind all that the head
     before it says."""
     tokens, shares = candidate_shares(candidates)
