@@ -25,7 +25,6 @@ from tandem.facts.adapter import Adapter
 from tandem.facts.model import ModelSpec
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.faces import choose_kernels
 from tandem.models.adapters import CONFIG_NAME, WEIGHTS_NAME, read_adapter, tensor_name
 from tandem.models.decoder import Decoder
@@ -77,21 +76,10 @@ def step_seconds(
         )
         for number in range(requests)
     ]
-    decode_s: list[float] = []
-    prompt_s: list[float] = []
-
-    def run(plan: StepPlan) -> StepResult:
-        start = time.perf_counter()
-        result = rig.engine.run(plan)
-        taken_s = time.perf_counter() - start
-        if plan.batched_tokens == len(plan.slots) == requests:
-            decode_s.append(taken_s)
-        elif plan.counts.min() > 1:
-            prompt_s.append(taken_s / plan.batched_tokens)
-        return result
-
-    rig.answer(asked, run)
-    return statistics.median(decode_s), statistics.median(prompt_s)
+    steps = rig.timed(asked)
+    decodes = [s for plan, s in steps if plan.batched_tokens == len(plan.slots) == requests]
+    prompts = [s / plan.batched_tokens for plan, s in steps if plan.counts.min() > 1]
+    return statistics.median(decodes), statistics.median(prompts)
 
 
 def row(title: str, pairs: Sequence[tuple[float, float]], unit: float) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """A dummy model of half a billion parameters (the shape of Qwen2.5-0.5B), and an engine on it."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,6 +98,19 @@ class Rig:
         shape = SlotShape(slots, spec.context_tokens, BLOCK_SIZE)
         engine = Engine(decoder, kv, shape, load_grammars=load_grammars, adapters=adapters)
         return cls(WorkerMachine(config), engine)
+
+    def timed(self, requests: list[Request]) -> list[tuple[StepPlan, float]]:
+        """Every step that answers these, and its seconds."""
+        steps: list[tuple[StepPlan, float]] = []
+
+        def run(plan: StepPlan) -> StepResult:
+            start = time.perf_counter()
+            result = self.engine.run(plan)
+            steps.append((plan, time.perf_counter() - start))
+            return result
+
+        self.answer(requests, run)
+        return steps
 
     def answer(
         self,

@@ -27,7 +27,6 @@ from model import BLOCK_SIZE, HALF_BILLION, Rig, load
 from tandem.config.environment import BUNDLED_MODEL
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.models.configuration import read_model_spec
 from tandem.models.decoder import Decoder
@@ -141,17 +140,8 @@ def decode_steps(
         Request(str(number), tuple(range(1 + number, 33 + number)), sampling)
         for number in range(sequences)
     ]
-    taken: list[float] = []
-
-    def run(plan: StepPlan) -> StepResult:
-        start = time.perf_counter()
-        result = rig.engine.run(plan)
-        if len(plan.slots) == sequences == plan.batched_tokens:
-            taken.append(time.perf_counter() - start)
-        return result
-
-    rig.answer(requests, run)
-    return taken
+    steps = rig.timed(requests)
+    return [s for plan, s in steps if len(plan.slots) == sequences == plan.batched_tokens]
 
 
 def token_time_row(
