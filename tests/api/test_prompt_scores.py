@@ -3,8 +3,10 @@ in vLLM's form."""
 
 import pytest
 
+from tandem.api.logprobs import completion_logprobs
 from tandem.api.prompt_scores import PROMPT_VALUES_LIMIT, check_prompts
 from tandem.facts.errors import InvalidRequest
+from tandem.facts.request import TokenLogprobs
 from tests.api.test_chat_api import chat
 from tests.api.test_completions_api import complete
 
@@ -107,6 +109,38 @@ def test_a_chat_has_them_beside_its_choices(client):
     first, second = (next(iter(each.values())) for each in answer.prompt_logprobs[1:3])
     assert (first["logprob"], second["logprob"]) == (-0.25, -0.5)
     assert chat(client, logprobs=True).choices[0].logprobs == answer.choices[0].logprobs
+
+
+@pytest.mark.parametrize("several", ["n", "best_of"])
+def test_of_a_chat_only_the_first_choice_scores_the_prompt(client, generator, several):
+    # Chosen is another than the one that scores.
+    generator.script.logprobs = {2: -0.1}
+    begun = len(generator.requests)
+    answer = chat(client, extra_body={several: 3, "prompt_logprobs": 1})
+    asked = {each.choice: each.sampling.prompt_logprobs for each in generator.requests[begun:]}
+    assert asked == {0: 1, 1: None, 2: None}
+    assert len(answer.prompt_logprobs) == answer.usage.prompt_tokens
+
+
+def test_every_choice_of_a_completion_scores_its_prompt(client, generator):
+    begun = len(generator.requests)
+    answer = complete(client, prompt=PROMPT, n=2, extra_body={"prompt_logprobs": 0})
+    assert [each.sampling.prompt_logprobs for each in generator.requests[begun:]] == [0, 0]
+    assert all(len(each.prompt_logprobs) == len(PROMPT) for each in answer.choices)
+
+
+def test_of_tokens_with_the_same_text_the_likeliest_is_shown(text):
+    """Harnesses take a token for the likeliest where its log-probability is the largest."""
+    first, second, third = [
+        token
+        for token in range(text.tokenizer.vocabulary_tokens)
+        if text.token_bytes.bytes_of(token) in (b"\x80", b"\x81", b"\x82")
+    ]
+    score = TokenLogprobs(-3.0, 3, ((first, -0.5), (second, -1.0)))
+    shown = completion_logprobs([(third, score)], text.token_bytes, 0)
+    assert (shown.token_logprobs, shown.top_logprobs) == ([-3.0], [{"\ufffd": -0.5}])
+    by_id = completion_logprobs([(third, score)], text.token_bytes, 0, by_id=True)
+    assert list(by_id.top_logprobs[0].values()) == [-0.5, -1.0, -3.0]
 
 
 def test_prompts_that_make_too_many_values_are_refused():

@@ -64,6 +64,19 @@ def test_an_equal_greedy_request_is_answered_without_computing(ask):
     assert cached == again.json()["usage"]["prompt_tokens"]
 
 
+def test_a_scored_prompt_is_computed_each_time_and_further_choices_are_not(cached_port, generator):
+    url = f"http://127.0.0.1:{cached_port}/v1/chat/completions"
+    messages = [{"role": "user", "content": "a prompt that is scored"}]
+    body = {"messages": messages, "temperature": 0, "n": 2, "prompt_logprobs": 0}
+    before = len(generator.requests)
+    first, again = (httpx2.post(url, json=body, timeout=30).json() for _ in range(2))
+    assert [each.choice for each in generator.requests[before:]].count(0) == 2
+    assert len(generator.requests) - before == 3
+    for name in ("choices", "prompt_logprobs"):
+        assert again[name] == first[name]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 def test_a_seed_of_the_client_makes_an_answer_certain_and_none_does_not(ask):
     sampled = {"temperature": 0.9, "cache_salt": "seeds"}
     assert [ask(**sampled, seed=seed)[1] for seed in (1, 1, 2)] == [1, 0, 1]

@@ -1,7 +1,10 @@
 """Workers that speculate change their roles, leave, die and come back under load, and no client can
-tell: the answers are those of a process that does not speculate."""
+tell: the answers are those of a process that does not speculate. So are the scores of a prompt
+whose worker is killed in the middle of it."""
 
+import json
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -9,8 +12,9 @@ from threading import Event
 import openai
 import pytest
 
-from tests.journeys.clusters import cluster
-from tests.journeys.questions import QUESTIONS
+from tests.journeys.clusters import ClusterProcess, cluster
+from tests.journeys.questions import FACTS, QUESTIONS
+from tests.waiting import until
 
 TEXT = """
 model: tandem-mini
@@ -18,7 +22,8 @@ block_size: 16
 serve: {port: 0, max-num-seqs: 16, kv-cache-memory: 64MiB, threads: 1, speculation: draft,
         speculation-adaptive: false, speculation-branches: 2}
 pools:
-  - {name: prefill, role: prefill, device: cpu, count: 2}
+  - {name: prefill, role: prefill, device: cpu, count: 2, max_num_seqs: 16,
+     max_num_batched_tokens: 128}
   - {name: decode, role: decode, device: cpu, count: 2}
 policies: {dispatch: remote, transfer: push}
 """
@@ -35,6 +40,8 @@ ASKED = (
     "two of a schema",
     "streamed, of a regular expression",
 )
+# Of many steps, so that there is a middle.
+SCORED = f"{FACTS}\n" * 4
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +49,48 @@ def expected(one_process):
     return {name: QUESTIONS[name](one_process) for name in ASKED}
 
 
-def test_nobody_notices(expected, tmp_path):
+@pytest.fixture(scope="module")
+def expected_scores(one_process):
+    return score(one_process).choices[0].prompt_logprobs
+
+
+def score(client: openai.OpenAI):
+    return client.completions.create(
+        model="tandem-mini",
+        prompt=SCORED,
+        max_tokens=1,
+        temperature=0,
+        extra_body={"prompt_logprobs": 2},
+    )
+
+
+def kill_who_computes_the_first_prompt(running: ClusterProcess, pids: dict[str, int]) -> str:
+    """The prefill worker that is the first to hold KV."""
+    used = r'kv_cache_usage_perc\{[^}]*worker="(prefill-\d)"[^}]*\} (?!0\.0$)'
+    busy = until(lambda: re.search(used, running.metrics(), re.MULTILINE))[1]
+    os.kill(pids[busy], signal.SIGKILL)
+    return busy
+
+
+def a_prompt_is_scored_whose_worker_dies(running: ClusterProcess, expected_scores: list) -> None:
+    """On an idle cluster that has computed nothing yet."""
+    pids = running.pids
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(score, running.client)
+        killed = kill_who_computes_the_first_prompt(running, pids)
+        answer = asked.result()
+    assert answer.choices[0].prompt_logprobs == expected_scores
+    (history,) = json.loads(running.succeed("explain", answer.id, "--json"))
+    first, second = (each for each in history["events"] if each["kind"] == "routing")
+    assert f"prefill on {killed}" in first["text"]
+    assert f"prefill on {killed}" not in second["text"]
+    assert second["after_ns"] < history["first_token_ns"]
+    until(lambda: running.pids.keys() == pids.keys())
+
+
+def test_nobody_notices(expected, expected_scores, tmp_path):
     with cluster(TEXT, tmp_path) as running, ThreadPoolExecutor(CLIENTS) as clients:
+        a_prompt_is_scored_whose_worker_dies(running, expected_scores)
         changed = Event()
 
         def ask_on(client: openai.OpenAI) -> int:

@@ -93,6 +93,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             reasoning_start=_reasoning_start(body, context.text),
             follow_up=follow_up,
             prompt_logprobs=prompt_alternatives(body),
+            scores_once=True,
         )
 
     async def create_chat_completion(request: Request) -> Response:
@@ -165,13 +166,14 @@ class ChatWriter:
         return chat_items(delta.shown, self._token_json) if wanted else ()
 
     def keep_prompt_scores(self, delta: ChoiceDelta) -> int:
-        """All choices have the same prompt."""
-        body = self._call.body
-        if delta.choice or delta.prompt_scores is None or body.prompt_logprobs is None:
+        """All choices have the same prompt, which the first one scores."""
+        alternatives = self._call.body.prompt_logprobs
+        assert delta.choice == 0
+        if delta.prompt_scores is None or alternatives is None:
             return 0
         (prompt,) = self._call.prompts
         self._prompt_logprobs = prompt_logprobs_json(
-            prompt, delta.prompt_scores, self._token_bytes, body.prompt_logprobs
+            prompt, delta.prompt_scores, self._token_bytes, alternatives
         )
         return len(self._prompt_logprobs)
 

@@ -19,7 +19,7 @@ from tandem.api.call import Call, ResponseWriter
 from tandem.api.choice import Presentation, UsageMeter
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.degradation import Degradation
-from tandem.api.prompt_scores import check_prompts
+from tandem.api.prompt_scores import check_prompts, scored_once
 from tandem.api.prompts import Tokens
 from tandem.api.request_body import read_body
 from tandem.api.requests import GenerationBody
@@ -53,8 +53,8 @@ class GenerationSpec:
     `read` gives the prompts as token ids, and makes the writer of the call. An answer has at most
     `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
     alternatives to each token, None without log-probabilities, `prompt_logprobs` those to each of
-    the prompt; `choices` are those of all prompts. With `scores_end` and without `shows_answer` see
-    `Presentation`.
+    the prompt, which only the first choice computes with `scores_once`; `choices` are those of all
+    prompts. With `scores_end` and without `shows_answer` see `Presentation`.
     `follow_up` makes the prompts that go on from answers, for calls that need some; `tool_grammar`
     what an answer must be because of its tools, and `calls` which calls that makes well-formed;
     `text_parameters` are those of tools that are texts, and `reasoning_start` says how the answer
@@ -74,6 +74,7 @@ class GenerationSpec:
     reasoning_start: Callable[[Tokens], ReasoningStart] = lambda _: ReasoningStart.NONE
     follow_up: FollowUp | None = None
     prompt_logprobs: int | None = None
+    scores_once: bool = False
     scores_end: bool = False
     shows_answer: bool = True
 
@@ -132,6 +133,8 @@ async def create_answer(
     requests = requests_of(
         body, answer_id, prompts, sampling, caller.tenant, card, search.sequences, adapter
     )
+    if spec.scores_once and spec.prompt_logprobs is not None:
+        requests = scored_once(requests)
     for each in requests if search.beams else ():
         check_beam_cost(len(each.prompt_tokens), each.sampling.max_tokens, search.beams)
     presentation = _presentation(body, spec, stops, reasoning, sampling, card)

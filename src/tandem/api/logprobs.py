@@ -34,11 +34,12 @@ def completion_logprobs(
         name = token_name(token, token_bytes, by_id=by_id)
         result.tokens.append(name)
         result.token_logprobs.append(finite(chosen.logprob))
-        alternatives = {
-            token_name(t, token_bytes, by_id=by_id): finite(value) for t, value in chosen.top
-        }
-        # The chosen token is always listed, likely or not.
-        result.top_logprobs.append(alternatives | {name: finite(chosen.logprob)})
+        alternatives: dict[str, float] = {}
+        # The chosen token is always listed, likely or not. Parts of characters share a name, which
+        # has the value of the likeliest, which comes first: clients compare with the largest.
+        for other, value in (*chosen.top, (token, chosen.logprob)):
+            alternatives.setdefault(token_name(other, token_bytes, by_id=by_id), finite(value))
+        result.top_logprobs.append(alternatives)
         result.text_offset.append(offset_chars)
         offset_chars += len(token_text(token, token_bytes))
     return result

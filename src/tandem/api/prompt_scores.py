@@ -16,7 +16,8 @@ from tandem.api.prompts import Tokens
 from tandem.api.requests import CompletionBody, GenerationBody
 from tandem.api.responses import CompletionLogprobs, PromptLogprob
 from tandem.facts.errors import InvalidRequest
-from tandem.facts.request import TokenLogprobs
+from tandem.facts.request import Request, TokenLogprobs
+from tandem.facts.sampling import SamplingParameters
 from tandem.text.detokenize import TokenBytes
 
 # Of one prompt: they travel in one message, and are written at one go.
@@ -62,6 +63,15 @@ def check_prompts(prompts: Sequence[Tokens], alternatives: int | None) -> None:
             )
 
 
+def scored_once(requests: Sequence[Request]) -> list[Request]:
+    """Only the first choice scores the prompt, which is the same for all: the others may take its
+    KV from the prefix cache."""
+    return [
+        each if each.choice == 0 else replace(each, sampling=_unscored(each.sampling))
+        for each in requests
+    ]
+
+
 def echoed_logprobs(
     prompt: Tokens,
     scores: Sequence[TokenLogprobs],
@@ -101,6 +111,10 @@ def prompt_logprobs_json(
             }
         )
     return _encoder.encode(entries)
+
+
+def _unscored(sampling: SamplingParameters) -> SamplingParameters:
+    return replace(sampling, prompt_logprobs=None)
 
 
 def _cut(scores: Sequence[TokenLogprobs], alternatives: int) -> list[TokenLogprobs]:
