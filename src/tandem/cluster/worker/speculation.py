@@ -10,9 +10,11 @@ from tandem.facts.steps import StepResult
 from tandem.facts.token_tree import NO_GUESSES
 from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Speculation
 
-# The rule is made anew after so many steps, seldom where it says no; or with another number of
-# sequences.
-RULE_STEPS, DECLINED_STEPS = 3, 32
+# The rule is made anew after so many steps: soon where it drafts, where it says no seldom, but
+# sooner with another number of sequences.
+RULE_STEPS, OTHER_ROWS_STEPS, DECLINED_STEPS = 3, 8, 32
+# Of the steps without drafts each so manyth is timed: what is spent on these is lost.
+TIMED_STEPS = 4
 # Of whom nothing is known yet.
 _ANYBODY = (DraftRecord(),)
 
@@ -32,8 +34,8 @@ class Drafting:
         self._landed_ns = 0
         self._history = DraftHistory()
         self._rule = NO_DRAFTS
-        self._rule_rows = -1
-        self._rule_steps = 0
+        self._rule_rows = 0
+        self._rule_steps = DECLINED_STEPS
 
     @property
     def totals(self) -> DraftTotals:
@@ -48,8 +50,7 @@ class Drafting:
     def rule(self, running: Ordered[DraftRecord]) -> DraftRule:
         """For a step of these sequences; where it has none, for one that is to come."""
         self._rule_steps += 1
-        lasts = RULE_STEPS if self._rule.longest else DECLINED_STEPS
-        if alike_sizes(len(running)) != self._rule_rows or self._rule_steps >= lasts:
+        if self._rule_is_old(len(running)):
             for record in running if not self._rule.longest else ():
                 record.fade(self._rule_steps)
             self._rule_rows, self._rule_steps = alike_sizes(len(running)), 0
@@ -58,6 +59,12 @@ class Drafting:
             self._declined += len(running)
             self._totals = None
         return self._rule
+
+    def _rule_is_old(self, rows: int) -> bool:
+        steps, same_size = self._rule_steps, alike_sizes(rows) == self._rule_rows
+        if self._rule.longest:
+            return steps >= RULE_STEPS or not same_size
+        return steps >= DECLINED_STEPS or (steps >= OTHER_ROWS_STEPS and not same_size)
 
     def chances(self, record: DraftRecord) -> DraftChances:
         """Of the sequence whose record this is."""
@@ -73,7 +80,7 @@ class Drafting:
         self._landed_ns = now_ns
         if not builder.drafts:
             # As nearly always where drafts do not pay, and then nothing shall be spent on them.
-            if not builder.prompts:
+            if not builder.prompts and not self._rule_steps % TIMED_STEPS:
                 self._history.times.step_landed(builder.tokens, 0, now_ns - began_ns)
             self._history.step_landed(drafted=False)
             return
@@ -116,6 +123,6 @@ class Drafting:
         times = self._history.times
         if self.speculation.adaptive and not times.known:
             # To be decided once a step was measured.
-            self._rule_rows = -1
+            self._rule_steps = DECLINED_STEPS
             return NO_DRAFTS
         return self.speculation.rule([self.chances(each) for each in running], times)
