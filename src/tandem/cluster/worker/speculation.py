@@ -15,6 +15,9 @@ from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Specul
 RULE_STEPS, OTHER_ROWS_STEPS, DECLINED_STEPS = 3, 8, 32
 # Of the steps without drafts each so manyth is timed: what is spent on these is lost.
 TIMED_STEPS = 4
+# While it drafts, one step goes without after so many, the first time sooner: when such a step was
+# last timed something may have disturbed it, and drafts would pay beside that for ever.
+PLAIN_AFTER_STEPS, FIRST_PLAIN_AFTER_STEPS, PLAIN_TRIES = 64, 8, 3
 # Of whom nothing is known yet.
 _ANYBODY = (DraftRecord(),)
 
@@ -34,6 +37,7 @@ class Drafting:
         self._landed_ns = 0
         self._history = DraftHistory()
         self._rule = NO_DRAFTS
+        self._until_plain_steps = FIRST_PLAIN_AFTER_STEPS
         self._rule_rows = 0
         self._rule_steps = DECLINED_STEPS
 
@@ -55,10 +59,21 @@ class Drafting:
                 record.fade(self._rule_steps)
             self._rule_rows, self._rule_steps = alike_sizes(len(running)), 0
             self._rule = self._decided(running or _ANYBODY)
-        if running and not self._rule.longest:
-            self._declined += len(running)
-            self._totals = None
-        return self._rule
+        if not self._rule.longest:
+            if running:
+                self._declined += len(running)
+                self._totals = None
+            return self._rule
+        return NO_DRAFTS if self._goes_without() else self._rule
+
+    def _goes_without(self) -> bool:
+        """Whether a step that could draft is to be timed without; prompts may spoil that."""
+        if not self.speculation.adaptive:
+            return False
+        self._until_plain_steps -= 1
+        if self._until_plain_steps < -PLAIN_TRIES:
+            self._until_plain_steps = PLAIN_AFTER_STEPS
+        return self._until_plain_steps <= 0
 
     def _rule_is_old(self, rows: int) -> bool:
         steps, same_size = self._rule_steps, alike_sizes(rows) == self._rule_rows
@@ -80,8 +95,11 @@ class Drafting:
         self._landed_ns = now_ns
         if not builder.drafts:
             # As nearly always where drafts do not pay, and then nothing shall be spent on them.
-            if not builder.prompts and not self._rule_steps % TIMED_STEPS:
+            plain_due = self._until_plain_steps <= 0
+            if not builder.prompts and (plain_due or not self._rule_steps % TIMED_STEPS):
                 self._history.times.step_landed(builder.tokens, 0, now_ns - began_ns)
+                if plain_due:
+                    self._until_plain_steps = PLAIN_AFTER_STEPS
             self._history.step_landed(drafted=False)
             return
         counts, proposals = iter(result.token_counts), iter(result.proposals)
