@@ -152,7 +152,9 @@ class Engine:
         self._threads = threads
         self._stages = stages
         self.slots = Slots(shape, kv.device)
-        self._masks = GrammarMasks(load_grammars, shape.slots, decoder.spec.vocabulary_tokens)
+        self._masks = GrammarMasks(
+            load_grammars, shape.slots, decoder.spec.vocabulary_tokens, decoder.kernels.mask_logits
+        )
         self._sampler = Sampler(decoder.kernels, self.slots, self._masks)
         self._prompt_scorer = PromptScorer(decoder, self.slots)
         drafts = make_proposer is not None and self.draws

@@ -20,6 +20,7 @@ from torch import Tensor
 from tandem.engine.drafts import Draws
 from tandem.facts.steps import Placement
 from tandem.facts.token_tree import TokenTree
+from tandem.kernels.masking import MaskLogits
 from tandem.kernels.sampling import NO_TOKEN
 
 
@@ -65,7 +66,7 @@ class NoGrammars:
 @dataclass(slots=True)
 class _Constrained:
     """A sequence with a grammar. The mask of its token at `position` is row `row` of `masks`
-    [R, V]: 0 for what may come, else minus infinity. Those of the tokens behind its drafts are
+    [R, W], a bit for each token that may come. Those of the tokens behind its drafts are
     `draft_masks`, a row each."""
 
     matcher: "Future[GrammarMatcher]"
@@ -75,19 +76,25 @@ class _Constrained:
     draft_masks: "Future[Tensor] | None" = None
 
     def mask(self, number: int) -> Tensor:
-        """mask_V of its next token (0), or of that behind draft `number` - 1."""
+        """allowed_1W of its next token (0), or of that behind draft `number` - 1."""
         if not number:
-            return self.masks.result()[self.row]
+            return self.masks.result()[self.row : self.row + 1]
         assert self.draft_masks is not None
-        return self.draft_masks.result()[number - 1]
+        return self.draft_masks.result()[number - 1 : number]
 
 
 class GrammarMasks:
     """By slot; a slot's grammar is replaced when a sequence is placed in it. `load` is called once,
     by the thread, before anything is asked for; `vocabulary_tokens` is the width of the logits."""
 
-    def __init__(self, load: Callable[[], Grammars], slots: int, vocabulary_tokens: int) -> None:
-        self._vocabulary_tokens = vocabulary_tokens
+    def __init__(
+        self,
+        load: Callable[[], Grammars],
+        slots: int,
+        vocabulary_tokens: int,
+        mask_logits: MaskLogits,
+    ) -> None:
+        self._mask_logits = mask_logits
         self._mask_words = -(-vocabulary_tokens // 32)
         self._constrained: list[_Constrained | None] = [None] * slots
         self._thread = ThreadPoolExecutor(1, "grammars")
@@ -102,9 +109,9 @@ class GrammarMasks:
                 continue
             answer = placement.tokens[placement.prompt_tokens :].tolist()
             matcher = self._thread.submit(self._begin, grammar, answer)
-            masks_RV = self._thread.submit(self._masks, [matcher])
+            masks_RW = self._thread.submit(self._masks, [matcher])
             self._constrained[placement.slot] = _Constrained(
-                matcher, len(placement.tokens), masks_RV
+                matcher, len(placement.tokens), masks_RW
             )
 
     def drafts_placed(self, draws: Draws) -> None:
@@ -127,12 +134,14 @@ class GrammarMasks:
             sequence = self._constrained[slot]
             if sequence is not None:
                 if not row and self._aligned(row_slots):
-                    masks_RV = sequence.masks.result()
-                    if len(masks_RV) == len(logits_RV):
-                        logits_RV += masks_RV.to(logits_RV.device, non_blocking=True)
+                    allowed_RW = sequence.masks.result()
+                    if len(allowed_RW) == len(logits_RV):
+                        self._mask(logits_RV, allowed_RW)
                         return
-                mask_V = sequence.mask(int(draws.numbers[row]))
-                logits_RV[row] += mask_V.to(logits_RV.device, non_blocking=True)
+                self._mask(logits_RV[row : row + 1], sequence.mask(int(draws.numbers[row])))
+
+    def _mask(self, logits_RV: Tensor, allowed_RW: Tensor) -> None:
+        self._mask_logits(logits_RV, allowed_RW.to(logits_RV.device, non_blocking=True))
 
     def tokens_drawn(self, row_slots: np.ndarray, tokens_R: Tensor) -> None:
         """What may follow these is asked for now: they are there, or will be when what was launched
@@ -179,10 +188,10 @@ class GrammarMasks:
     ) -> None:
         """For the masks of the tokens behind these."""
         matchers = [sequence.matcher for sequence in sequences]
-        masks_RV = self._thread.submit(self._masks, matchers, drawn)
+        masks_RW = self._thread.submit(self._masks, matchers, drawn)
         for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
             sequence.position += count
-            sequence.masks, sequence.row, sequence.draft_masks = masks_RV, row, None
+            sequence.masks, sequence.row, sequence.draft_masks = masks_RW, row, None
 
     def _aligned(self, row_slots: np.ndarray) -> bool:
         """Whether the masks of one look are those of all rows, in their order."""
@@ -212,7 +221,7 @@ class GrammarMasks:
                     matcher.consume(tokens)
         allowed_RW = np.empty((len(begun), self._mask_words), np.int32)
         self._grammars.result().fill_masks(begun, allowed_RW)
-        return self._as_logits(allowed_RW)
+        return torch.from_numpy(allowed_RW)
 
     def _draft_masks(self, future: "Future[GrammarMatcher]", drafts: TokenTree) -> Tensor:
         """Draft by draft, as if it were kept. Behind one that the grammar does not allow, and which
@@ -235,12 +244,7 @@ class GrammarMasks:
                 consumed = [*before, number]
                 allowed.add(number)
         matcher.rollback(len(consumed))
-        return self._as_logits(allowed_RW)
-
-    def _as_logits(self, allowed_RW: NDArray[np.int32]) -> Tensor:
-        """masks_RV: what to add to the logits."""
-        masks_RV = _FORBIDDEN[allowed_RW.view(np.uint8)].reshape(len(allowed_RW), -1)
-        return torch.from_numpy(masks_RV[:, : self._vocabulary_tokens])
+        return torch.from_numpy(allowed_RW)
 
 
 class _Arriving:
@@ -265,11 +269,3 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     differing = (at for at, (left, right) in pairs if left != right)
     return next(differing, min(len(one), len(other)))
-
-
-# For each byte of a mask, what its bits add to eight logits.
-_FORBIDDEN = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
-    np.float32(0),
-    np.float32(-np.inf),
-)

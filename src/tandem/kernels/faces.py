@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.kernels import activation, attention, linear, lora, norm, repetition, rotary, sampling
+from tandem.kernels import (
+    activation,
+    attention,
+    linear,
+    lora,
+    masking,
+    norm,
+    repetition,
+    rotary,
+    sampling,
+)
 from tandem.kernels.activation import GatedActivation, NativeGatedActivation
 from tandem.kernels.attention import NativePagedAttention, PagedAttention
 from tandem.kernels.linear import Embed, Linear, NativeEmbed, NativeLinear, NativePack, Pack
@@ -19,6 +29,7 @@ from tandem.kernels.lora import (
     PackLowRank,
     native_join_low_rank,
 )
+from tandem.kernels.masking import MaskLogits, NativeMaskLogits
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.norm import AddRmsNorm, NativeNorm, RmsNorm
 from tandem.kernels.repetition import NativeRepeatedSuffixes, RepeatedSuffixes
@@ -47,6 +58,7 @@ class Kernels:
     rotate_and_store: RotateAndStore
     paged_attention: PagedAttention
     gated_activation: GatedActivation
+    mask_logits: MaskLogits
     sample: Sample
     sample_candidates: SampleCandidates
     token_logprobs: ScoreTokens
@@ -68,6 +80,7 @@ def reference_kernels() -> Kernels:
         rotate_and_store=rotary.rotate_and_store,
         paged_attention=attention.paged_attention,
         gated_activation=activation.gated_activation,
+        mask_logits=masking.mask_logits,
         sample=sampling.sample,
         sample_candidates=sampling.sample_candidates,
         token_logprobs=sampling.token_logprobs,
@@ -91,6 +104,7 @@ def native_kernels(library: NativeLibrary) -> Kernels:
         rotate_and_store=NativeRotateAndStore(library),
         paged_attention=NativePagedAttention(library),
         gated_activation=NativeGatedActivation(library),
+        mask_logits=NativeMaskLogits(library),
         sample=NativeSample(library),
         sample_candidates=NativeSampleCandidates(library),
         token_logprobs=NativeTokenLogprobs(library),
