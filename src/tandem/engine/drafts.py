@@ -41,7 +41,8 @@ class Draws:
         if not len(plan.draft_counts):
             return cls(slots, ends)
         counts = plan.draft_counts[sampling] + 1
-        drafts = tuple(drafts_of(plan)[row] for row in sampling.tolist())
+        of_rows = drafts_of(plan)
+        drafts = tuple(of_rows[row] for row in sampling.tolist())
         first_R = np.repeat(ends - counts + 1, counts)
         places_R, trees = within(counts), len(plan.draft_parents) > 0
         if trees:

@@ -129,7 +129,7 @@ class GrammarMasks:
         """For the tokens of these draws; waits for what is not known yet. Unlike of what is banned,
         nothing remains of what a grammar forbids, so that it wins against bans; and a NaN stays
         one."""
-        row_slots = draws.slots
+        row_slots, numbers = draws.slots, draws.numbers.tolist()
         for row, slot in enumerate(row_slots.tolist()):
             sequence = self._constrained[slot]
             if sequence is not None:
@@ -138,7 +138,7 @@ class GrammarMasks:
                     if len(allowed_RW) == len(logits_RV):
                         self._mask(logits_RV, allowed_RW)
                         return
-                self._mask(logits_RV[row : row + 1], sequence.mask(int(draws.numbers[row])))
+                self._mask(logits_RV[row : row + 1], sequence.mask(numbers[row]))
 
     def _mask(self, logits_RV: Tensor, allowed_RW: Tensor) -> None:
         self._mask_logits(logits_RV, allowed_RW.to(logits_RV.device, non_blocking=True))
