@@ -17,6 +17,7 @@ CHANCE_FADES, OFFER_FADES, TOTAL_FADES = 0.97, 0.9, 0.99
 CATCH_UP_STEPS = 8
 # How far a time follows the newest: a step that took longer may just have been disturbed.
 SHORTER_FOLLOWS, LONGER_FOLLOWS = 0.3, 0.03
+SELDOM_SEEN = 2.0
 # Sizes of steps whose times are kept; how much each counts at most, what remains of that with each
 # step of another size, and what the plane through all counts.
 MOST_SIZES = 96
@@ -115,8 +116,9 @@ class DecodeStepTimes:
         """Whether any step was measured."""
         return bool(self._sizes)
 
-    def step_landed(self, tokens: int, drafted: int, took_ns: float) -> None:
-        self._steps += 1
+    def step_landed(self, tokens: int, drafted: int, took_ns: float, steps: int = 1) -> None:
+        """One of so many `steps`, of which only this is looked at."""
+        self._steps += steps
         self._plane = None
         took_ns, key = max(1.0, took_ns), (alike_sizes(tokens), drafted)
         size = self._sizes.get(key)
@@ -125,7 +127,10 @@ class DecodeStepTimes:
                 del self._sizes[min(self._sizes, key=lambda key: self._sizes[key].at_step)]
             self._sizes[key] = _Size(took_ns, 1.0, self._steps)
             return
-        follows = SHORTER_FOLLOWS if took_ns < size.took_ns else LONGER_FOLLOWS
+        follows = LONGER_FOLLOWS
+        if took_ns < size.took_ns:
+            # What was seldom seen, or long ago, may be nothing but a disturbance.
+            follows = SHORTER_FOLLOWS if self._weight(size) >= SELDOM_SEEN else 1.0
         size.took_ns += follows * (min(took_ns, 2 * size.took_ns) - size.took_ns)
         size.seen = min(MOST_SEEN, self._weight(size) + 1.0)
         size.at_step = self._steps

@@ -97,7 +97,8 @@ class Drafting:
             # As nearly always where drafts do not pay, and then nothing shall be spent on them.
             plain_due = self._until_plain_steps <= 0
             if not builder.prompts and (plain_due or not self._rule_steps % TIMED_STEPS):
-                self._history.times.step_landed(builder.tokens, 0, now_ns - began_ns)
+                took_ns, steps = now_ns - began_ns, 1 if plain_due else TIMED_STEPS
+                self._history.times.step_landed(builder.tokens, 0, took_ns, steps)
                 if plain_due:
                     self._until_plain_steps = PLAIN_AFTER_STEPS
             self._history.step_landed(drafted=False)
