@@ -100,8 +100,9 @@ def tool_parts(rng: Random) -> list[Part]:
     return [tool_header(tools), *turns(messages)]
 
 
-def recall_parts(rng: Random, row_tokens: int) -> list[Part]:
-    """One list and as many questions as fill the rest of the row."""
+def recall_parts(rng: Random, row_tokens: int, several_share: float = 0.4) -> list[Part]:
+    """One list and as many questions as fill the rest of the row, so many of them after several
+    names at once."""
     facts_share = 0.35 if row_tokens < 1000 else 0.6
     names: list[str] = []
     count = max(2, int(row_tokens * facts_share / _LINE_TOKENS * rng.uniform(0.6, 1.4)))
@@ -111,7 +112,7 @@ def recall_parts(rng: Random, row_tokens: int) -> list[Part]:
     left_tokens = row_tokens - len(facts) * _LINE_TOKENS
     parts: list[Part] = []
     while left_tokens > 0:
-        if rng.random() < 0.4:
+        if rng.random() < several_share:
             asked = rng.choices(facts, k=rng.randint(2, 8))
             text = "Look up " + ", ".join(fact.name for fact in asked) + "."
             reply = _listed(asked)

@@ -28,11 +28,13 @@ from model import Decoder
 from train import LOG_STEPS, SAVE_SECONDS, optimizers_for, rate_factor
 
 # Rows of lists: every few steps, of which lengths, together how many tokens.
-RECALL_STEPS = 4
+RECALL_STEPS = 2
 RECALL_ROW_TOKENS = (256, 512, 512, 1024)
 RECALL_BATCH_TOKENS = 1024
 # Of matrices and of the others.
 PEAK_RATES = {"medusa": (0.02, 0.01), "eagle": (0.004, 0.003)}
+# Users ask for one value at a time.
+SEVERAL_SHARE = 0.1
 # An EAGLE head learns to go on from this many features, the first the model's, the rest its own.
 EAGLE_ROUNDS = 3
 FEATURE_WEIGHT = 0.2
@@ -158,7 +160,7 @@ class HeadTrainer:
 
     def _lists(self) -> Passages:
         row_tokens = self.rng.choice(RECALL_ROW_TOKENS)
-        draw = partial(recall_parts, self.rng, row_tokens)
+        draw = partial(recall_parts, self.rng, row_tokens, SEVERAL_SHARE)
         count = RECALL_BATCH_TOKENS // row_tokens
         rows = [self.encoder.row(draw, row_tokens) for _ in range(count)]
         ids, weights = (torch.tensor(part) for part in zip(*rows, strict=True))

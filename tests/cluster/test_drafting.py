@@ -40,6 +40,7 @@ class Sequences:
             tokens=rows * (1 + drafted),
             rows=[(each, 0, True) for each in self._sequences],
             draft_counts=[drafted] * rows,
+            draft_depths=[drafted] * rows,
             proposals=[wanted] * rows,
             longest_proposal=wanted,
         )

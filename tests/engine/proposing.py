@@ -10,10 +10,11 @@ from tandem.engine.proposers.contract import Continuations, Proposals
 from tandem.engine.proposers.draft_model import DraftModelProposer
 from tandem.engine.proposers.eagle import EagleProposer
 from tandem.engine.proposers.medusa import MedusaProposer
-from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
+from tandem.engine.proposers.ngram import NgramProposer
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement, scratch_blocks
 from tandem.facts.token_tree import TokenTree
+from tandem.kernels.prompt_lookup import NgramSizes
 from tandem.models.decoder import Decoder
 from tandem.models.eagle import EagleHead, EagleWeights
 from tandem.models.medusa import MedusaHeads
@@ -84,7 +85,7 @@ def proposer_of(kind: str, draft: Decoder, blocks: int, dtype: str):
         branches = 3 if tree else 1
         match name:
             case "ngram":
-                return NgramProposer(slots, NgramSizes(1, 3))
+                return NgramProposer(decoder.kernels, slots, NgramSizes(1, 3))
             case "medusa":
                 return MedusaProposer(decoder, slots, medusa_heads(decoder), branches)
             case "draft":

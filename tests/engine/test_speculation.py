@@ -1,11 +1,13 @@
 """Speculation with real proposers: answers are those of the plain engine, and drafts are kept as
 often as they should be."""
 
+import itertools
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 from tandem.engine.proposers.draft_kv import BlockContents
-from tandem.engine.proposers.ngram import NgramSizes, continuation
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.token_tree import TokenTree
@@ -121,6 +123,45 @@ def test_a_repeating_answer_is_drafted_from_itself():
     assert bench.machine.drafting.totals.drafts > 0
 
 
+@dataclass
+class EqualHeads:
+    """Each repeats the model's own guess, and is the surer of it the larger `scale` is."""
+
+    scale: float
+    count: int = 3
+
+    def states(self, normed_DC, heads):
+        return (self.scale * normed_DC).repeat_interleave(heads, dim=0)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e4], ids=["unsure", "sure"])
+def test_what_heads_are_not_sure_of_is_looked_up(scale):
+    bench = speculating("medusa")
+    proposer, slots = bench.engine._proposer, bench.engine.slots
+    proposer._heads = EqualHeads(scale)
+    propose, looked_up = proposer.propose, []
+
+    def seen(rows):
+        found = propose(rows)
+        for slot, end, tree in zip(rows.slots, rows.ends, found, strict=True):
+            known = slots.tokens[slot, :end].tolist()
+            follows = {after for at, after in itertools.pairwise(known) if at == known[-1]}
+            if follows:
+                looked_up.append(tree.tokens[0] in follows)
+            if scale:
+                assert tree.tokens == (known[-1],) * len(tree)
+        return found
+
+    proposer.propose = seen
+    request = Request("a", (5, 6, 7, 8) * 4, SamplingParameters(max_tokens=24, temperature=0.0))
+    bench.ask(request)
+    bench.drain()
+    assert bench.answers["a"] == naive_answer(bench.engine.decoder, EXACT, request).tokens
+    assert looked_up
+    if not scale:
+        assert all(looked_up)
+
+
 def test_hopeless_drafts_cost_no_answer_and_stop():
     decoder = DECODERS[id(EXACT)][None]
     shape = Shape(speculation=Speculation(4), proposer="hostile", max_sequences=2)
@@ -132,45 +173,6 @@ def test_hopeless_drafts_cost_no_answer_and_stop():
     counts = bench.machine.drafting.totals
     assert counts.declined > 0
     assert counts.drafts < 28
-
-
-@pytest.mark.parametrize(
-    ("tokens", "count", "found"),
-    [
-        ((1, 2, 3, 9, 1, 2), 3, (3, 9, 1)),
-        ((1, 2, 3, 1, 2, 4, 1, 2), 2, (4, 1)),
-        # The longest end decides, not the newest place.
-        ((7, 1, 2, 3, 8, 1, 2, 5, 7, 1, 2), 2, (3, 8)),
-        ((4, 4, 4), 4, (4, 4, 4, 4)),
-        ((1, 2, 1, 2, 1, 2), 5, (1, 2, 1, 2, 1)),
-        ((1, 2, 3, 4), 3, ()),
-        ((1, 5, 2, 5), 3, ()),
-        ((1, 2), 3, ()),
-        ((1, 2, 3, 1, 2), 0, ()),
-    ],
-)
-def test_prompt_lookup(tokens, count, found):
-    assert continuation(np.array(tokens, np.int32), count, NgramSizes(2, 3)) == found
-
-
-def test_prompt_lookup_is_the_naive_search():
-    """Drawn texts of few tokens, beside a search by comparing slices."""
-    draw = np.random.default_rng(3)
-    for _ in range(300):
-        tokens = draw.integers(0, 3, draw.integers(1, 30)).astype(np.int32)
-        listed = tokens.tolist()
-        expected = ()
-        for size in (4, 3, 2):
-            end = listed[-size:]
-            places = [at for at in range(len(listed) - size) if listed[at : at + size] == end]
-            if len(end) == size and places:
-                follows = places[-1] + size
-                whole = list(listed)
-                while len(whole) < follows + 5:
-                    whole.append(whole[len(whole) - (len(listed) - follows)])
-                expected = tuple(whole[follows : follows + 5])
-                break
-        assert continuation(tokens, 5, NgramSizes(2, 4)) == expected
 
 
 def test_blocks_are_known_by_all_tokens_up_to_their_end():

@@ -83,7 +83,7 @@ def test_heads_draft_the_likeliest_of_all_paths(heads, branches, most, seed):
     scores = scores.sort(dim=1, descending=True).values
     tokens = torch.arange(heads * branches).view(heads, branches)
     candidates = DraftCandidates(tokens, scores)
-    (tree,) = grown_trees([most], heads, candidates)
+    (tree,) = grown_trees([most], [tokens[:, 0].tolist()], candidates)
     shares = torch.log_softmax(scores, dim=1).tolist()
     paths = {}
     for length in range(1, heads + 1):
@@ -97,12 +97,26 @@ def test_heads_draft_the_likeliest_of_all_paths(heads, branches, most, seed):
         assert math.isclose(paths[path], expected, abs_tol=1e-9)
 
 
+def test_what_was_looked_up_is_one_more_branch_of_its_chain():
+    """Behind the first head's best, and from there on; nothing else changes."""
+    candidates = DraftCandidates(
+        torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([[2.0, -2.0], [0.1, 0.0], [0.1, 0.0]])
+    )
+    plain, found = (
+        next(grown_trees([16], [chain], candidates)) for chain in ([1, 3, 5], [1, 9, 8])
+    )
+    paths = {tuple(found.tokens[at] for at in found.path(number)) for number in range(len(found))}
+    assert {(1, 3), (1, 4), (1, 9), (1, 9, 8)} <= paths
+    assert not {8, 9} & set(plain.tokens)
+    assert all(path[:2] == (1, 9) for path in paths if 8 in path)
+
+
 def test_what_cannot_be_drawn_is_no_guess():
     candidates = DraftCandidates(
         torch.tensor([[4, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]),
         torch.tensor([[0.3, -torch.inf], [-torch.inf, -torch.inf]], dtype=torch.float64),
     )
-    assert list(grown_trees([5], 2, candidates)) == [TokenTree((4,))]
+    assert list(grown_trees([5], [[4, NO_TOKEN]], candidates)) == [TokenTree((4,))]
     growing = GrowingTree(3)
     growing.grow(ROOT, *(each[1] for each in candidate_shares(candidates)))
     assert growing.tree() == NO_GUESSES

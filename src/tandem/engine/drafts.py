@@ -169,5 +169,7 @@ def draft_places(plan: StepPlan) -> tuple[IntArray, IntArray]:
 
 def within(counts: IntArray) -> IntArray:
     """0 .. count - 1 for each count, end to end."""
+    if len(counts) == 1:
+        return np.arange(counts[0], dtype=np.int32)
     ends = np.cumsum(counts, dtype=np.int32)
     return np.arange(counts.sum(), dtype=np.int32) - np.repeat(ends - counts, counts)

@@ -18,6 +18,16 @@ class TokenTree(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def depth(self) -> int:
+        """How many of these stand behind each other at most."""
+        if not self.parents:
+            return len(self.tokens)
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent + 1] + 1)
+        return max(depths)
+
     def parent(self, number: int) -> int:
         return self.parents[number] if self.parents else number - 1
 

@@ -14,6 +14,7 @@ from tandem.kernels import (
     lora,
     masking,
     norm,
+    prompt_lookup,
     repetition,
     rotary,
     sampling,
@@ -32,6 +33,7 @@ from tandem.kernels.lora import (
 from tandem.kernels.masking import MaskLogits, NativeMaskLogits
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.norm import AddRmsNorm, NativeNorm, RmsNorm
+from tandem.kernels.prompt_lookup import LookUpPrompt, NativeLookUpPrompt
 from tandem.kernels.repetition import NativeRepeatedSuffixes, RepeatedSuffixes
 from tandem.kernels.rotary import NativeRotateAndStore, RotateAndStore
 from tandem.kernels.sampling import (
@@ -63,6 +65,7 @@ class Kernels:
     sample_candidates: SampleCandidates
     token_logprobs: ScoreTokens
     repeated_suffixes: RepeatedSuffixes
+    look_up_prompt: LookUpPrompt
     pack_low_rank: PackLowRank
     join_low_rank: JoinLowRank
     add_low_rank: AddLowRank
@@ -85,6 +88,7 @@ def reference_kernels() -> Kernels:
         sample_candidates=sampling.sample_candidates,
         token_logprobs=sampling.token_logprobs,
         repeated_suffixes=repetition.repeated_suffixes,
+        look_up_prompt=prompt_lookup.look_up_prompt,
         pack_low_rank=lora.pack_low_rank,
         join_low_rank=lora.join_low_rank,
         add_low_rank=lora.add_low_rank,
@@ -109,6 +113,7 @@ def native_kernels(library: NativeLibrary) -> Kernels:
         sample_candidates=NativeSampleCandidates(library),
         token_logprobs=NativeTokenLogprobs(library),
         repeated_suffixes=NativeRepeatedSuffixes(library),
+        look_up_prompt=NativeLookUpPrompt(library),
         pack_low_rank=NativePackLowRank(),
         join_low_rank=native_join_low_rank,
         add_low_rank=NativeAddLowRank(library),

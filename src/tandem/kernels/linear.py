@@ -37,8 +37,8 @@ PANELS_AT_ONCE = 16
 MOST_ROWS = 384
 LEAST_ROWS = 48
 ITEMS_A_THREAD = 6
-# Waking another thread costs some microseconds: as much as half a million multiply-adds.
-THREAD_MULTIPLY_ADDS = 1 << 19
+# Sharing work with another thread costs one or two microseconds: as much as so many multiply-adds.
+THREAD_MULTIPLY_ADDS = 1 << 17
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftChances:
-    """Of one sequence: how often a draft token is kept when all before it were (`kept`), and how
-    often there is one where one is wanted (`offered`)."""
+    """Of one sequence: how often all of its first 1, 2, ... draft tokens are kept (`kept`, which
+    never rises), and how often there is one where one is wanted (`offered`)."""
 
-    kept: float
+    kept: tuple[float, ...]
     offered: float = 1.0
 
 
@@ -49,14 +49,10 @@ class DraftRule:
 
     def tokens_for(self, chances: DraftChances) -> int:
         """How many tokens to draft for such a sequence."""
-        # By the very products that the rule was chosen from: a logarithm of what is all but
-        # certain would round the count.
-        count = 0
-        while count < self.longest:
-            if chances.offered * chances.kept ** (count + 1) < self.least_chance:
-                break
-            count += 1
-        return count
+        for count, kept in enumerate(chances.kept[: self.longest]):
+            if chances.offered * kept < self.least_chance:
+                return count
+        return min(self.longest, len(chances.kept))
 
 
 NO_DRAFTS = DraftRule(0)
@@ -75,15 +71,16 @@ class Speculation:
             raise ValueError(f"must be 1 to {MOST_DRAFT_TOKENS}, got {self.most_tokens}")
 
     def rule(self, running: Sequence[DraftChances], times: StepTimes) -> DraftRule:
-        """By which the tokens a second of these sequences are the most."""
+        """By which the tokens a second of these sequences are the most; there are chances of
+        `most_tokens` tokens of each."""
         if not self.adaptive:
             return DraftRule(self.most_tokens)
         rows = len(running)
         best, best_rate = NO_DRAFTS, rows / times.step_ns(rows, 0)
         worth = best_rate * LEAST_GAIN
         by_place = [
-            [each.offered * each.kept**place for each in running]
-            for place in range(1, self.most_tokens + 1)
+            [each.offered * each.kept[place] for each in running]
+            for place in range(self.most_tokens)
         ]
         chances: list[float] = []
         for longest, of_place in enumerate(by_place, 1):

@@ -1,8 +1,12 @@
-"""What a worker has learnt of drafts: chances of being kept by sequence, and how long its steps
-take by their size.
+"""What a worker has learnt of drafts: chances of being kept, by place and by sequence, and how long
+its steps take by their size.
 
 All that was measured fades, so that what did not pay is tried again after a while.
 """
+
+from itertools import accumulate
+from math import log
+from operator import mul
 
 from msgspec import Struct
 
@@ -11,6 +15,10 @@ from tandem.policy.speculation import DraftChances
 # Before anything was seen: as good a chance as is worth a try, and what that counts as, in tokens.
 FIRST_KEPT, FIRST_OFFERED = 0.7, 0.8
 PRIOR_TOKENS = 2.0
+# What is known of all sequences counts as so many tokens of each: one miss says little.
+ALL_TOKENS = 6.0
+# No chance is certain, one way or the other.
+LEAST_KEPT, MOST_KEPT = 0.01, 0.99
 # What remains of an observation after each further step.
 CHANCE_FADES, OFFER_FADES, TOTAL_FADES = 0.97, 0.9, 0.99
 # Within so many steps, at the most, whoever begins to be drafted for is caught up with.
@@ -56,39 +64,60 @@ class DraftRecord(Struct):
 
 
 class DraftHistory:
-    """Owns what was learnt of all sequences; the record of each is with the sequence."""
+    """Owns what was learnt of all sequences; the record of each is with the sequence.
 
-    def __init__(self) -> None:
+    The places behind each other differ alike for all (each head of Medusa is right in its own share
+    of cases), and sequences differ as a whole: a chance is that of its place, to a power.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
         self.times = DecodeStepTimes()
-        self._all = DraftRecord()
+        # Of all, by place: how many draft tokens after kept ones there were, and were kept.
+        self._tried = [0.0] * most_tokens
+        self._kept = [0.0] * most_tokens
+        self._usual: list[float] = []
 
     def row_landed(
-        self, record: DraftRecord, drafted: int, kept: int, wanted: int, offered: int
+        self, record: DraftRecord, tried: int, kept: int, wanted: int, offered: int
     ) -> None:
-        """A step checked so many drafts of a sequence, and proposed others."""
-        tried = kept + (kept < drafted)
+        """Of the drafts of a sequence so many were kept, and one more was `tried`, or none; others
+        were proposed."""
         record.kept = record.kept * CHANCE_FADES + kept
         record.tried = record.tried * CHANCE_FADES + tried
         record.wanted = record.wanted * OFFER_FADES + wanted
         record.offered = record.offered * OFFER_FADES + offered
         record.begun_steps = record.begun_steps + 1 if wanted else 0
-        self._all.kept += kept
-        self._all.tried += tried
+        for place in range(tried):
+            self._tried[place] += 1
+            self._kept[place] += place < kept
 
     def step_landed(self, drafted: bool) -> None:
         """After the rows of a step, some of which `drafted`."""
-        if drafted or self._all.kept < FIRST_KEPT * self._all.tried:
-            self._all.kept *= TOTAL_FADES
-            self._all.tried *= TOTAL_FADES
+        self._usual = []
+        for place, (tried, kept) in enumerate(zip(self._tried, self._kept, strict=True)):
+            if drafted or kept < FIRST_KEPT * tried:
+                self._tried[place] = tried * TOTAL_FADES
+                self._kept[place] = kept * TOTAL_FADES
 
     def chances(self, record: DraftRecord) -> DraftChances:
         """Of a sequence, by what was seen of it and, as long as that is little, of all."""
-        seen = self._all
-        expected = (seen.kept + PRIOR_TOKENS * FIRST_KEPT) / (seen.tried + PRIOR_TOKENS)
+        if not self._usual:
+            self._usual = [
+                _bounded((kept + PRIOR_TOKENS * FIRST_KEPT) / (tried + PRIOR_TOKENS))
+                for tried, kept in zip(self._tried, self._kept, strict=True)
+            ]
+        tried = sum(self._tried) + PRIOR_TOKENS
+        usual = _bounded((sum(self._kept) + PRIOR_TOKENS * FIRST_KEPT) / tried)
+        own = _bounded((record.kept + ALL_TOKENS * usual) / (record.tried + ALL_TOKENS))
+        power = log(own) / log(usual)
         return DraftChances(
-            (record.kept + PRIOR_TOKENS * expected) / (record.tried + PRIOR_TOKENS),
+            tuple(accumulate([each**power for each in self._usual], mul)),
             (record.offered + FIRST_OFFERED * PRIOR_TOKENS) / (record.wanted + PRIOR_TOKENS),
         )
+
+
+def _bounded(chance: float) -> float:
+    return min(max(chance, LEAST_KEPT), MOST_KEPT)
 
 
 class _Size(Struct):

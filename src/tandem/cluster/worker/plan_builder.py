@@ -20,10 +20,11 @@ PLACED_BLOCKS = 4096
 
 class PlanBuilder:
     """Grows a `StepPlan` row by row. `rows` remembers whose row is which: (sequence, end of its
-    computed tokens, whether it samples), `draft_counts` how many drafts stand at the end of each,
-    `proposals` how many it makes for the next step, `scored_counts` how many prompt tokens each row
-    scores, `work` what they compute in all, once the plan is built. `short_of_blocks`: blocks ran
-    out on the way; `prompts`: some row has more than one token that is no draft."""
+    computed tokens, whether it samples), `draft_counts` how many drafts stand at the end of each
+    and `draft_depths` how many of these may be kept at most, `proposals` how many it makes for the
+    next step, `scored_counts` how many prompt tokens each row scores, `work` what they compute in
+    all, once the plan is built. `short_of_blocks`: blocks ran out on the way; `prompts`: some row
+    has more than one token that is no draft."""
 
     def __init__(self, step_id: int, budget_tokens: int) -> None:
         self.step_id = step_id
@@ -33,6 +34,7 @@ class PlanBuilder:
         self.short_of_blocks = False
         self.rows: list[tuple[Sequence, int, bool]] = []
         self.draft_counts: list[int] = []
+        self.draft_depths: list[int] = []
         self._draft_tokens: list[int] = []
         self._draft_parents: list[int] = []
         self._draft_trees = False
@@ -131,6 +133,7 @@ class PlanBuilder:
         self._counts.append(chunk_tokens + drafted)
         self.budget_tokens -= chunk_tokens + drafted
         self.draft_counts.append(drafted)
+        self.draft_depths.append(drafts.depth if drafted else 0)
         self.prompts = self.prompts or chunk_tokens > 1
         self.proposals.append(proposed_tokens if draws else 0)
         self.rows.append((sequence, residency.scheduled, draws))

@@ -35,7 +35,7 @@ class Drafting:
         self._vocabulary_tokens = vocabulary_tokens
         self._pipelined = pipeline_stages > 1
         self._landed_ns = 0
-        self._history = DraftHistory()
+        self._history = DraftHistory(speculation.most_tokens)
         self._rule = NO_DRAFTS
         self._until_plain_steps = FIRST_PLAIN_AFTER_STEPS
         self._rule_rows = 0
@@ -106,8 +106,12 @@ class Drafting:
         counts, proposals = iter(result.token_counts), iter(result.proposals)
         # Who begins to draft may have to catch up with what was said before, once.
         usual = not builder.prompts
-        for (sequence, end_tokens, draws), drafted, wanted in zip(
-            builder.rows, builder.draft_counts, builder.proposals, strict=True
+        for (sequence, end_tokens, draws), drafted, depth, wanted in zip(
+            builder.rows,
+            builder.draft_counts,
+            builder.draft_depths,
+            builder.proposals,
+            strict=True,
         ):
             if not draws:
                 continue
@@ -118,7 +122,8 @@ class Drafting:
                 # Its stages before the last do not see which branch is kept in time to move KV.
                 proposal = proposal.chain()
             usual = usual and not (wanted and sequence.drafts.catches_up)
-            self._history.row_landed(sequence.drafts, drafted, kept, wanted, len(proposal))
+            tried = min(kept + 1, depth)
+            self._history.row_landed(sequence.drafts, tried, kept, wanted, len(proposal))
             if drafted:
                 self._count(drafted, kept)
             if sequence.phase is Phase.RUNNING:

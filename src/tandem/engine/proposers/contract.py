@@ -4,8 +4,9 @@ A wrong guess costs time and changes no answer, so a proposer may be as careless
 Axes: D rows that draw, C hidden.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from tandem.facts.steps import IntArray, Placement
 from tandem.facts.token_tree import TokenTree
+from tandem.kernels.sampling import NO_TOKEN
 
 # For each row.
 Proposals = tuple[TokenTree, ...]
@@ -47,3 +49,11 @@ class Proposer(Protocol):
     def propose(self, rows: Continuations) -> Proposals:
         """A guess for each row, which may be empty."""
         ...
+
+
+def chains(guesses: Sequence[Sequence[int]], counts: Sequence[int]) -> Proposals:
+    """Of each row the first so many guesses, as far as there are any."""
+    return tuple(
+        TokenTree(tuple(takewhile(NO_TOKEN.__ne__, row[:count])))
+        for row, count in zip(guesses, counts, strict=True)
+    )

@@ -40,6 +40,14 @@ class GrowingTree:
                 self.depths.append(depth)
                 self._likely.append(likely + share)
 
+    def path_tokens(self, number: int) -> list[int]:
+        """The tokens that lead to this guess, and its own; none to `ROOT`."""
+        found: list[int] = []
+        while number != ROOT:
+            found.append(self.tokens[number])
+            number = self.parents[number]
+        return found[::-1]
+
     def worth_growing(self, most: int) -> list[int]:
         """The guesses to go on from next, at most so many: behind whom one could still come that is
         among the likeliest."""

@@ -5,19 +5,27 @@ Multiple Decoding Heads, 2024).
 Axes: D rows that draw, R of these times heads, C hidden, V vocabulary.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
-from tandem.engine.proposers.contract import Continuations, Proposals
+from tandem.engine.proposers.contract import Continuations, Proposals, chains
 from tandem.engine.proposers.growing_tree import ROOT, GrowingTree, candidate_shares
+from tandem.engine.proposers.ngram import known_tokens
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement
 from tandem.facts.token_tree import NO_GUESSES, TokenTree
+from tandem.kernels.prompt_lookup import NgramSizes
 from tandem.kernels.sampling import DraftCandidates
 from tandem.models.decoder import Decoder
 from tandem.models.medusa import MedusaHeads
+
+# A head sees no other token than the last: names and numbers it cannot copy. Where it gives its own
+# guess less than even odds, what followed the last time is as good: by the bundled model's answers.
+SURE_LOGPROB = math.log(0.5)
+LOOK_UP_SIZES = NgramSizes(least=1)
 
 
 class MedusaProposer:
@@ -52,29 +60,38 @@ class MedusaProposer:
         kernels = self._decoder.kernels
         if self._branches > 1:
             candidates = kernels.sample_candidates(logits_RV, draws, self._branches)
-            return tuple(grown_trees(counts.tolist(), heads, candidates))
-        tokens = kernels.sample(logits_RV, draws).tolist()
-        return tuple(
-            TokenTree(tuple(tokens[row * heads : row * heads + min(count, heads)]))
-            for row, count in enumerate(counts.tolist())
-        )
+            tokens_R = candidates.tokens[:, 0]
+            logprobs_R = torch.log_softmax(candidates.scores, dim=1)[:, 0]
+        else:
+            tokens_R = kernels.sample(logits_RV, draws)
+            logprobs_R = kernels.token_logprobs(logits_RV, tokens_R, 0).logprob
+        guesses_DH = tokens_R.view(-1, heads).cpu().contiguous()
+        unsure_DH = ~(logprobs_R >= SURE_LOGPROB).view(-1, heads).cpu()
+        known = known_tokens(self._slots, rows)
+        kernels.look_up_prompt(known, LOOK_UP_SIZES, guesses_DH, unsure_DH)
+        if self._branches > 1:
+            return tuple(grown_trees(counts.tolist(), guesses_DH.tolist(), candidates))
+        return chains(guesses_DH.tolist(), counts.tolist())
 
 
 def grown_trees(
-    counts: Sequence[int], heads: int, candidates: DraftCandidates
+    counts: Sequence[int], chains_DH: Sequence[Sequence[int]], candidates: DraftCandidates
 ) -> Iterator[TokenTree]:
     """Of each row the likeliest so many guesses: what a head says may come behind all that the head
-    before it says."""
+    before it says. What was looked up for the row's chain comes behind what precedes it there."""
     tokens, shares = candidate_shares(candidates)
-    for row, count in enumerate(counts):
-        growing, first = GrowingTree(count), row * heads
-        if count:
-            growing.grow(ROOT, tokens[first], shares[first])
-        while numbers := growing.worth_growing(count):
-            for number in numbers:
-                head = growing.depths[number]
-                if head < heads:
-                    growing.grow(number, tokens[first + head], shares[first + head])
-                else:
+    for row, (count, chain) in enumerate(zip(counts, chains_DH, strict=True)):
+        growing, first = GrowingTree(count), row * len(chain)
+        asked = [ROOT] if count else []
+        while asked:
+            for number in asked:
+                path = growing.path_tokens(number)
+                if len(path) == len(chain):
                     growing.grow(number, (), ())
+                    continue
+                at = first + len(path)
+                looked_up = [chain[len(path)]] if path == chain[: len(path)] else []
+                more = [token for token in looked_up if token not in tokens[at]]
+                growing.grow(number, tokens[at] + more, shares[at] + [SURE_LOGPROB] * len(more))
+            asked = growing.worth_growing(count)
         yield growing.tree()

@@ -11,10 +11,11 @@ from tandem.engine.proposers.contract import Proposer
 from tandem.engine.proposers.draft_model import DraftModelProposer
 from tandem.engine.proposers.eagle import EagleProposer
 from tandem.engine.proposers.medusa import MedusaProposer
-from tandem.engine.proposers.ngram import NgramProposer, NgramSizes
+from tandem.engine.proposers.ngram import NgramProposer
 from tandem.engine.slots import Slots
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.steps import scratch_blocks
+from tandem.kernels.prompt_lookup import NgramSizes
 from tandem.kv.store import KvStore
 from tandem.live.processes.model import PlannedModel, load_model, plan_model
 from tandem.models.decoder import Decoder
@@ -36,7 +37,7 @@ def proposer_maker(
         return None
     if source is None:
         sizes = NgramSizes(options.prompt_lookup_min, options.prompt_lookup_max)
-        return lambda _, slots: NgramProposer(slots, sizes)
+        return lambda decoder, slots: NgramProposer(decoder.kernels, slots, sizes)
     directory, branches = source.directory, options.speculation_branches
     if source.kind == "draft":
         draft = _draft_model(planned, source, options, threads)
