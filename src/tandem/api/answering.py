@@ -19,7 +19,7 @@ from tandem.api.choice_deltas import choice_deltas, merged
 from tandem.api.gang import Gang, GangResult
 from tandem.api.ranking import Ranking
 from tandem.api.search_request import beam_plan
-from tandem.api.streaming import DONE, EventStream
+from tandem.api.streaming import EventStream
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
 
 # After so many tokens and alternatives of all choices, a few milliseconds of work, the loop goes
@@ -62,9 +62,7 @@ async def _stream_events(
                 yield data
                 if len(data) > _LARGE_EVENT_BYTES:
                     await asyncio.sleep(0)
-    if includes_usage:
-        yield writer.usage_event(meter.usage())
-    yield DONE
+    yield writer.stream_end(meter.usage(), includes_usage=includes_usage)
 
 
 async def _whole_answer(
@@ -135,9 +133,7 @@ async def _scaled_events(
             events.append(data)
             held.grow(len(data))
         await asyncio.sleep(0)
-    if includes_usage:
-        events.append(writer.usage_event(result.usage))
-    return [*events, DONE]
+    return [*events, writer.stream_end(result.usage, includes_usage=includes_usage)]
 
 
 def _streamed_usage(call: Call) -> tuple[bool, bool]:

@@ -17,6 +17,14 @@ def means(text: str) -> Meta:
 
 # What fields of several bodies mean.
 MODEL = means("A served name, or that of an adapter. Absent: the model that is served.")
+
+
+class ModelBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Of any call that a model answers: which one is known before the rest means anything."""
+
+    model: Annotated[str | None, MODEL] = None
+
+
 ADD_GENERATION_PROMPT = means("Opens the assistant's turn. Default: true unless continuing.")
 CONTINUE_FINAL_MESSAGE = means("Continues the last message instead of answering it.")
 CHAT_TEMPLATE_KWARGS = means("Further variables of the checkpoint's chat template.")

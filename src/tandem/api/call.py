@@ -90,7 +90,7 @@ class Call:
 
 
 class ResponseWriter(Protocol):
-    """Puts deltas into the words of one API: `ChatWriter` or `CompletionWriter`."""
+    """Puts deltas into the words of one API, as `ChatWriter` and `CompletionWriter` do."""
 
     def delta_event(
         self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET
@@ -98,7 +98,9 @@ class ResponseWriter(Protocol):
         """One stream event, or None when there is nothing to tell yet."""
         ...
 
-    def usage_event(self, usage: Usage) -> bytes: ...
+    def stream_end(self, usage: Usage, *, includes_usage: bool) -> bytes:
+        """The last events of a stream: `includes_usage` where the client asked for the usage."""
+        ...
 
     @property
     def logprobs_lists(self) -> Sequence[str]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
-from tandem.api.call import Call, Scaled, StreamUsage
+from tandem.api.call import Call, ResponseWriter, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta
 from tandem.api.clock_and_entropy import fresh_id, fresh_short_id
 from tandem.api.generation import GenerationSpec, create_answer
@@ -43,7 +43,7 @@ from tandem.api.responses import (
 from tandem.api.sampling_request import check_choices
 from tandem.api.scaling_request import asks_again, check_scaling
 from tandem.api.search_request import sequences_of
-from tandem.api.streaming import encoded_event
+from tandem.api.streaming import DONE, encoded_event
 from tandem.api.tool_choice import tool_use
 from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
 from tandem.facts.errors import InvalidRequest
@@ -59,41 +59,13 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
     ids_json = TokenJson(context.text.token_bytes, by_id=True)
 
     def spec_of(body: ChatBody) -> GenerationSpec:
-        check_choices(body, 1, context)
-        check_scaling(body, 1, context)
-        tools = tool_use(body, context.text)
-        longest_tokens, top_logprobs = _limits(body)
-        context_tokens = context.generator.card.context_tokens
-        follow_up = None
-        if asks_again(body):
-            # A copy: what was read is not kept in the body itself.
-            follow_up = chat_follow_up(replace(body), context.text, context_tokens, context.config)
-
-        def read() -> tuple[list[Tokens], Callable[[Call], ChatWriter]]:
-            limit_tokens = read_limit(body, context_tokens)
-            prompt = chat_prompt(body, tools.offered, context.text, limit_tokens, context.config)
-            prompt = kept_end(prompt, body, longest_tokens or 1, context_tokens)
-            # What was read is not kept beside the prompt while the answer is written.
-            body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
-            names = ids_json if body.return_tokens_as_token_ids else token_json
-            token_bytes, shows = context.text.token_bytes, bool(body.logprobs)
-            return [prompt], lambda call: ChatWriter(call, names, token_bytes, with_logprobs=shows)
-
-        return GenerationSpec(
-            "chatcmpl-",
-            read,
-            max_tokens=longest_tokens or context_tokens,
-            named_tokens=longest_tokens,
-            top_logprobs=top_logprobs,
-            choices=sequences_of(body),
-            tool_format=context.text.tool_format if tools.offered else None,
-            text_parameters=tools.text_parameters,
-            calls=tools.calls_in_answer(body, context.text),
-            tool_grammar=(lambda: tools.grammar(body, context.text)) if tools.called else None,
-            reasoning_start=_reasoning_start(body, context.text),
-            follow_up=follow_up,
-            prompt_logprobs=prompt_alternatives(body),
-            scores_once=True,
+        names = ids_json if body.return_tokens_as_token_ids else token_json
+        token_bytes, shows = context.text.token_bytes, bool(body.logprobs)
+        return chat_spec(
+            body,
+            context,
+            lambda call: ChatWriter(call, names, token_bytes, with_logprobs=shows),
+            id_prefix="chatcmpl-",
         )
 
     async def create_chat_completion(request: Request) -> Response:
@@ -111,6 +83,52 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             event=ChatChunk,
         )
     ]
+
+
+def chat_spec(
+    body: ChatBody,
+    context: AppContext,
+    writer_of: Callable[[Call], ResponseWriter],
+    *,
+    id_prefix: str,
+) -> GenerationSpec:
+    """How a conversation goes on, whichever API it came through: `writer_of` makes who puts the
+    answer into the words of that API. Raises `InvalidRequest` for what cannot be."""
+    check_choices(body, 1, context)
+    check_scaling(body, 1, context)
+    tools = tool_use(body, context.text)
+    longest_tokens, top_logprobs = _limits(body)
+    context_tokens = context.generator.card.context_tokens
+    follow_up = None
+    if asks_again(body):
+        # A copy: what was read is not kept in the body itself.
+        follow_up = chat_follow_up(replace(body), context.text, context_tokens, context.config)
+
+    def read() -> tuple[list[Tokens], Callable[[Call], ResponseWriter]]:
+        limit_tokens = read_limit(body, context_tokens)
+        prompt = chat_prompt(body, tools.offered, context.text, limit_tokens, context.config)
+        prompt = kept_end(prompt, body, longest_tokens or 1, context_tokens)
+        # What was read is not kept beside the prompt while the answer is written.
+        body.messages, body.tools, body.chat_template_kwargs, body.stop = [], None, None, None
+        return [prompt], writer_of
+
+    return GenerationSpec(
+        body,
+        id_prefix,
+        read,
+        max_tokens=longest_tokens or context_tokens,
+        named_tokens=longest_tokens,
+        top_logprobs=top_logprobs,
+        choices=sequences_of(body),
+        tool_format=context.text.tool_format if tools.offered else None,
+        text_parameters=tools.text_parameters,
+        calls=tools.calls_in_answer(body, context.text),
+        tool_grammar=(lambda: tools.grammar(body, context.text)) if tools.called else None,
+        reasoning_start=_reasoning_start(body, context.text),
+        follow_up=follow_up,
+        prompt_logprobs=prompt_alternatives(body),
+        scores_once=True,
+    )
 
 
 class ChatWriter:
@@ -150,8 +168,10 @@ class ChatWriter:
             chunk.prompt_token_ids = call.token_ids(call.prompts[0])
         return encoded_event(chunk)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return encoded_event(ChatChunk(**self._head, choices=[], usage=usage))
+    def stream_end(self, usage: Usage, *, includes_usage: bool) -> bytes:
+        if not includes_usage:
+            return DONE
+        return encoded_event(ChatChunk(**self._head, choices=[], usage=usage)) + DONE
 
     @property
     def logprobs_lists(self) -> Sequence[str]:

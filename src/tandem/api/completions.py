@@ -38,7 +38,7 @@ from tandem.api.responses import CompletionAnswer, CompletionChoice, CompletionL
 from tandem.api.sampling_request import check_choices
 from tandem.api.scaling_request import asks_again, check_scaling
 from tandem.api.search_request import sequences_of
-from tandem.api.streaming import encoded_event
+from tandem.api.streaming import DONE, encoded_event
 from tandem.api.whole_response import (
     CHAR_BYTES,
     ID_BYTES,
@@ -79,6 +79,7 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             return prompts, lambda call: CompletionWriter(call, body, names, echoes)
 
         return GenerationSpec(
+            body,
             "cmpl-",
             read,
             max_tokens=max_tokens,
@@ -152,8 +153,10 @@ class CompletionWriter:
         answer = CompletionAnswer(**self._head, choices=[choice], usage=usage, scaling=scaling)
         return encoded_event(answer)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return encoded_event(CompletionAnswer(**self._head, choices=[], usage=usage))
+    def stream_end(self, usage: Usage, *, includes_usage: bool) -> bytes:
+        if not includes_usage:
+            return DONE
+        return encoded_event(CompletionAnswer(**self._head, choices=[], usage=usage)) + DONE
 
     @property
     def logprobs_lists(self) -> Sequence[str]:

@@ -15,6 +15,7 @@ from tandem.api.access_log import RECORD, AnswerRecord, CallRecord
 from tandem.api.agent_hints import with_hints
 from tandem.api.answering import respond
 from tandem.api.app_context import AppContext
+from tandem.api.body_fields import ModelBody
 from tandem.api.call import Call, ResponseWriter
 from tandem.api.choice import Presentation, UsageMeter
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
@@ -43,24 +44,26 @@ from tandem.text.tool_calls import ToolFormat
 from tandem.text.tools import CallsInAnswer
 from tandem.text.xml_calls import Parameter
 
-Body = TypeVar("Body", bound=GenerationBody)
+Body = TypeVar("Body", bound=ModelBody)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """What chat and completions each read in their own way from the body of a call.
+    """What each API reads in its own way from the body of a call.
 
-    `read` gives the prompts as token ids, and makes the writer of the call. An answer has at most
-    `max_tokens`; its client named `named_tokens` of them, or no limit. `top_logprobs` are the
-    alternatives to each token, None without log-probabilities, `prompt_logprobs` those to each of
-    the prompt, which only the first choice computes with `scores_once`; `choices` are those of all
-    prompts. With `scores_end` and without `shows_answer` see `Presentation`.
+    `body` is that body in our own words; `read` gives the prompts as token ids, and makes the
+    writer of the call. An answer has at most `max_tokens`; its client named `named_tokens` of them,
+    or no limit. `top_logprobs` are the alternatives to each token, None without log-probabilities,
+    `prompt_logprobs` those to each of the prompt, which only the first choice computes with
+    `scores_once`; `choices` are those of all prompts. With `scores_end` and without `shows_answer`
+    see `Presentation`.
     `follow_up` makes the prompts that go on from answers, for calls that need some; `tool_grammar`
     what an answer must be because of its tools, and `calls` which calls that makes well-formed;
     `text_parameters` are those of tools that are texts, and `reasoning_start` says how the answer
     to a prompt begins.
     """
 
+    body: GenerationBody
     id_prefix: str
     read: Callable[[], tuple[Sequence[Tokens], Callable[[Call], ResponseWriter]]]
     max_tokens: int
@@ -89,10 +92,11 @@ async def create_answer(
     `TandemError` for what cannot run."""
     card = context.generator.card
     with context.holding_body(request) as held:
-        body = await read_body(request, body_type, context.config, held)
-        context.check_ready(body.model)
-        adapter = context.adapter_of(body.model)
-        spec = spec_of(body)
+        sent = await read_body(request, body_type, context.config, held)
+        context.check_ready(sent.model)
+        adapter = context.adapter_of(sent.model)
+        spec = spec_of(sent)
+        body = spec.body
         sampling = sampling_parameters(body, spec.max_tokens, spec.top_logprobs, context.text, card)
         sampling = replace(sampling, prompt_logprobs=spec.prompt_logprobs)
         scaling = scaling_of(

@@ -16,9 +16,9 @@ from tandem.api.body_fields import (
     ADD_GENERATION_PROMPT,
     CHAT_TEMPLATE_KWARGS,
     CONTINUE_FINAL_MESSAGE,
-    MODEL,
     ChatMessage,
     Count,
+    ModelBody,
     NamedToolChoice,
     NonNegative,
     TokenId,
@@ -132,10 +132,9 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 @_with_client_fields
-class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerationBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
     """What both generating calls share, beside what is declared where it is stored."""
 
-    model: Annotated[str | None, MODEL] = None
     logit_bias: Annotated[
         dict[str, float | bool] | list[tuple[TokenId | str, float | bool]] | None,
         means(
@@ -307,10 +306,9 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
-class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class TokenizeBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize: a `prompt` or the `messages` of a chat."""
 
-    model: Annotated[str | None, MODEL] = None
     prompt: Annotated[str | None, means("A text; either this or messages.")] = None
     add_special_tokens: Annotated[
         bool | None, means("Lets the tokenizer add its own to a prompt. Default: true.")
@@ -326,11 +324,10 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_strs: Annotated[bool | None, means("Adds each token's own text.")] = None
 
 
-class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize"""
 
     tokens: Annotated[list[TokenId], means("The ids to turn into text.")]
-    model: Annotated[str | None, MODEL] = None
 
 
 class LoadAdapterBody(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ Axes: N rows of the plan, D of them drawing, R their draws, T packed tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ Indices = NDArray[np.int64]
 Kept = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Draws:
     """What a step draws: tokens at `positions` [R] of the sequences in `slots` [R]. `counts` [D]
     are the draws of each drawing row; None: one each. `drafts` [D] are those of the plan; `trees`
@@ -49,19 +50,19 @@ class Draws:
             places_R = np.concatenate([(0, *depths(each)) for each in drafts]).astype(np.int32)
         return cls(np.repeat(slots, counts), first_R + places_R, counts, drafts, trees)
 
-    @property
+    @cached_property
     def row_slots(self) -> IntArray:
         """Of the drawing rows [D]."""
         return self.slots if self.counts is None else self.slots[self.firsts]
 
-    @property
+    @cached_property
     def firsts(self) -> Indices:
         """Where the draws of each drawing row begin [D]."""
         if self.counts is None:
             return np.arange(len(self.slots))
         return np.cumsum(self.counts, dtype=np.int64) - self.counts
 
-    @property
+    @cached_property
     def numbers(self) -> Indices:
         """Of each draw among those of its row [R]: 0 behind what is known, i + 1 behind draft i."""
         if self.counts is None:
