@@ -74,6 +74,13 @@ def test_what_is_all_but_certain_is_drafted(kept):
     assert rule.tokens_for(running[0]) == 4
 
 
+def test_chances_that_fall_a_little_shorten_no_drafts():
+    """They change with every step, the rule does not."""
+    rule = Speculation(4).rule([alike(0.8)] * 2, PlaneTimes(100.0, 1.0))
+    assert rule.tokens_for(alike(0.75)) == 4
+    assert rule.tokens_for(alike(0.3)) < 4
+
+
 class AskedTimes:
     """Remembers the tokens of each step that was weighed."""
 
@@ -155,7 +162,7 @@ def simulated(kept, base, per_token, rows, seed, steps=1500):
 def test_it_finds_what_pays_on_a_disturbed_machine(kept, base, per_token, rows, seed):
     found, best, without = simulated(kept, base, per_token, rows, seed)
     assert found >= 0.97 * without
-    assert found >= 0.8 * best
+    assert found >= 0.9 * best
 
 
 def test_what_was_kept_often_is_remembered_and_what_was_not_is_forgotten():

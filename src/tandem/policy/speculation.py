@@ -18,7 +18,7 @@ MOST_STEP_DRAFTS = 64
 # How many may be drafted in all: this is decided often, and numbers between are as good.
 WEIGHED_COUNTS = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), 40, 48, 56, MOST_STEP_DRAFTS)
 # What drafts must promise over none: both are estimates, and the next step waits for them.
-LEAST_GAIN = 1.1
+LEAST_GAIN = 1.03
 
 
 class StepTimes(Protocol):
@@ -90,5 +90,7 @@ class Speculation:
             for count in (*takewhile(len(chances).__gt__, WEIGHED_COUNTS), len(chances)):
                 rate = expected[count] / times.step_ns(rows + count, longest)
                 if rate > max(best_rate, worth):
-                    best, best_rate = DraftRule(longest, chances[count - 1]), rate
+                    # Midway to who just gets none, as chances are not known that exactly.
+                    least = (chances[count - 1] + next(iter(chances[count:]), 0.0)) / 2
+                    best, best_rate = DraftRule(longest, least), rate
         return best

@@ -16,7 +16,7 @@ from tandem.policy.speculation import DraftChances
 FIRST_KEPT, FIRST_OFFERED = 0.7, 0.8
 PRIOR_TOKENS = 2.0
 # What is known of all sequences counts as so many tokens of each: one miss says little.
-ALL_TOKENS = 6.0
+ALL_TOKENS = 12.0
 # No chance is certain, one way or the other.
 LEAST_KEPT, MOST_KEPT = 0.01, 0.99
 # What remains of an observation after each further step.
@@ -75,13 +75,14 @@ class DraftHistory:
         # Of all, by place: how many draft tokens after kept ones there were, and were kept.
         self._tried = [0.0] * most_tokens
         self._kept = [0.0] * most_tokens
-        self._usual: list[float] = []
+        # Made of these, once a step: the chance at each place, and that over all places.
+        self._usual: tuple[list[float], float] | None = None
 
     def row_landed(
         self, record: DraftRecord, tried: int, kept: int, wanted: int, offered: int
     ) -> None:
-        """Of the drafts of a sequence so many were kept, and one more was `tried`, or none; others
-        were proposed."""
+        """Of the drafts of a sequence `tried` stood behind kept ones only, and `kept` were kept
+        themselves; of those `wanted` for the next step some were `offered`."""
         record.kept = record.kept * CHANCE_FADES + kept
         record.tried = record.tried * CHANCE_FADES + tried
         record.wanted = record.wanted * OFFER_FADES + wanted
@@ -93,7 +94,7 @@ class DraftHistory:
 
     def step_landed(self, drafted: bool) -> None:
         """After the rows of a step, some of which `drafted`."""
-        self._usual = []
+        self._usual = None
         for place, (tried, kept) in enumerate(zip(self._tried, self._kept, strict=True)):
             if drafted or kept < FIRST_KEPT * tried:
                 self._tried[place] = tried * TOTAL_FADES
@@ -101,19 +102,22 @@ class DraftHistory:
 
     def chances(self, record: DraftRecord) -> DraftChances:
         """Of a sequence, by what was seen of it and, as long as that is little, of all."""
-        if not self._usual:
-            self._usual = [
-                _bounded((kept + PRIOR_TOKENS * FIRST_KEPT) / (tried + PRIOR_TOKENS))
-                for tried, kept in zip(self._tried, self._kept, strict=True)
-            ]
-        tried = sum(self._tried) + PRIOR_TOKENS
-        usual = _bounded((sum(self._kept) + PRIOR_TOKENS * FIRST_KEPT) / tried)
+        by_place, usual = self._usual or self._learnt()
         own = _bounded((record.kept + ALL_TOKENS * usual) / (record.tried + ALL_TOKENS))
         power = log(own) / log(usual)
         return DraftChances(
-            tuple(accumulate([each**power for each in self._usual], mul)),
+            tuple(accumulate([each**power for each in by_place], mul)),
             (record.offered + FIRST_OFFERED * PRIOR_TOKENS) / (record.wanted + PRIOR_TOKENS),
         )
+
+    def _learnt(self) -> tuple[list[float], float]:
+        chances = [_usually(*each) for each in zip(self._kept, self._tried, strict=True)]
+        self._usual = chances, _usually(sum(self._kept), sum(self._tried))
+        return self._usual
+
+
+def _usually(kept: float, tried: float) -> float:
+    return _bounded((kept + PRIOR_TOKENS * FIRST_KEPT) / (tried + PRIOR_TOKENS))
 
 
 def _bounded(chance: float) -> float:
