@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence as Ordered
 
+from msgspec import Struct
+
 from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord, alike_sizes
 from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase
@@ -10,9 +12,11 @@ from tandem.facts.steps import StepResult
 from tandem.facts.token_tree import NO_GUESSES
 from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Speculation
 
-# The rule is made anew after so many steps: soon where it drafts, where it says no seldom, but
-# sooner with another number of sequences.
-RULE_STEPS, OTHER_ROWS_STEPS, DECLINED_STEPS = 3, 8, 32
+# While it drafts, the rule is made anew after so many steps, or with another number of sequences.
+RULE_STEPS = 3
+# Where it does not, so many steps later; after each try that was given up within so many steps it
+# waits twice as long, as whoever drafts may first have to read what was said before.
+DECLINED_STEPS, MOST_DECLINED_STEPS, TRY_STEPS = 32, 512, 64
 # Of the steps without drafts each so manyth is timed: what is spent on these is lost.
 TIMED_STEPS = 4
 # While it drafts, one step goes without after so many, the first time sooner: when such a step was
@@ -20,6 +24,13 @@ TIMED_STEPS = 4
 PLAIN_AFTER_STEPS, FIRST_PLAIN_AFTER_STEPS, PLAIN_TRIES = 64, 8, 3
 # Of whom nothing is known yet.
 _ANYBODY = (DraftRecord(),)
+
+
+class _Declined(Struct):
+    """With some number of sequences nothing is drafted until a step."""
+
+    until_step: int = 0
+    wait_steps: int = DECLINED_STEPS
 
 
 class Drafting:
@@ -37,9 +48,11 @@ class Drafting:
         self._landed_ns = 0
         self._history = DraftHistory(speculation.most_tokens)
         self._rule = NO_DRAFTS
+        # What it was made for, and how long ago; how long this has drafted for as many.
+        self._rule_rows = self._rule_steps = self._drafting_steps = 0
+        self._declined_rows: dict[int, _Declined] = {}
+        self._steps = 0
         self._until_plain_steps = FIRST_PLAIN_AFTER_STEPS
-        self._rule_rows = 0
-        self._rule_steps = DECLINED_STEPS
 
     @property
     def totals(self) -> DraftTotals:
@@ -53,17 +66,18 @@ class Drafting:
 
     def rule(self, running: Ordered[DraftRecord]) -> DraftRule:
         """For a step of these sequences; where it has none, for one that is to come."""
+        self._steps += 1
         self._rule_steps += 1
-        if self._rule_is_old(len(running)):
+        if self._rule_is_old(rows := alike_sizes(max(1, len(running)))):
             for record in running if not self._rule.longest else ():
                 record.fade(self._rule_steps)
-            self._rule_rows, self._rule_steps = alike_sizes(len(running)), 0
-            self._rule = self._decided(running or _ANYBODY)
+            self._make_rule(running or _ANYBODY, rows)
         if not self._rule.longest:
             if running:
                 self._declined += len(running)
                 self._totals = None
             return self._rule
+        self._drafting_steps += 1
         return NO_DRAFTS if self._goes_without() else self._rule
 
     def _goes_without(self) -> bool:
@@ -76,10 +90,31 @@ class Drafting:
         return self._until_plain_steps <= 0
 
     def _rule_is_old(self, rows: int) -> bool:
-        steps, same_size = self._rule_steps, alike_sizes(rows) == self._rule_rows
         if self._rule.longest:
-            return steps >= RULE_STEPS or not same_size
-        return steps >= DECLINED_STEPS or (steps >= OTHER_ROWS_STEPS and not same_size)
+            return self._rule_steps >= RULE_STEPS or rows != self._rule_rows
+        declined = self._declined_rows.get(rows)
+        return declined is None or self._steps >= declined.until_step
+
+    def _make_rule(self, running: Ordered[DraftRecord], rows: int) -> None:
+        """For as many sequences as these."""
+        if rows != self._rule_rows:
+            self._rule_rows, self._drafting_steps = rows, 0
+        self._rule_steps = 0
+        times = self._history.times
+        if self.speculation.adaptive and not times.known:
+            # To be decided once a step was measured.
+            return
+        chances = [self.chances(each) for each in running]
+        self._rule = self.speculation.rule(chances, times)
+        if self._rule.longest:
+            return
+        declined = self._declined_rows.setdefault(rows, _Declined())
+        if self._drafting_steps > TRY_STEPS:
+            declined.wait_steps = DECLINED_STEPS
+        elif self._drafting_steps:
+            declined.wait_steps = min(2 * declined.wait_steps, MOST_DECLINED_STEPS)
+        declined.until_step = self._steps + declined.wait_steps
+        self._drafting_steps = 0
 
     def chances(self, record: DraftRecord) -> DraftChances:
         """Of the sequence whose record this is."""
@@ -142,11 +177,3 @@ class Drafting:
         self._draft_tokens += drafted
         for place in range(kept):
             self._accepted_by_place[place] += 1
-
-    def _decided(self, running: Ordered[DraftRecord]) -> DraftRule:
-        times = self._history.times
-        if self.speculation.adaptive and not times.known:
-            # To be decided once a step was measured.
-            self._rule_steps = DECLINED_STEPS
-            return NO_DRAFTS
-        return self.speculation.rule([self.chances(each) for each in running], times)
