@@ -71,7 +71,7 @@ def drawn_shape(chance: Random, kind: str) -> Shape:
     least = -(-CONTEXT_TOKENS // block_size)
     return Shape(
         block_size=block_size,
-        blocks=chance.randint(least, 2 * least),
+        blocks=chance.randint(least, 3 * least // 2),
         max_sequences=chance.randint(1, 6),
         max_batched_tokens=chance.randint(6, 40),
         chunk_tokens=chance.choice([0, 3, 8]),
