@@ -120,51 +120,6 @@ def test_lengths_are_bounded(tokens):
         Speculation(tokens)
 
 
-def simulated(kept, base, per_token, rows, seed, steps=1500):
-    """Tokens a nanosecond of a worker that decides by what it measures, on a machine where a fifth
-    of all steps is disturbed, beside the best it could do and what it gets without drafts."""
-    chance = random.Random(seed)
-    truth = PlaneTimes(base, per_token, 0.02 * base)
-    speculation, history, records = (
-        Speculation(4),
-        DraftHistory(4),
-        [DraftRecord() for _ in range(rows)],
-    )
-    tokens = 0
-    spent = 0.0
-    drafts, rule = [0] * rows, NO_DRAFTS
-    for step in range(steps):
-        chances = [history.chances(record) for record in records]
-        if step % 8 == 0 and history.times.known:
-            rule = speculation.rule(chances, history.times)
-        wanted = [rule.tokens_for(each) for each in chances]
-        checked = rows + sum(drafts)
-        exact = truth.step_ns(checked, max(wanted))
-        disturbed = 1 + chance.random() * 5 if chance.random() < 0.2 else 1.0
-        history.times.step_landed(checked, max(wanted), exact * disturbed)
-        for record, drafted, count in zip(records, drafts, wanted, strict=True):
-            accepted = next((n for n in range(drafted) if chance.random() >= kept), drafted)
-            tokens += 1 + accepted
-            history.row_landed(record, min(accepted + 1, drafted), accepted, count, count)
-        history.step_landed(drafted=any(drafts) or any(wanted))
-        spent += exact
-        drafts = wanted
-    running = [alike(kept)] * rows
-    rates = [rate([n] * rows, running, truth, n) for n in range(5)]
-    return tokens / spent, max(rates), rates[0]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.9])
-@pytest.mark.parametrize(
-    ("base", "per_token", "rows"), [(100.0, 5.0, 1), (100.0, 40.0, 1), (100.0, 1.0, 16), (9, 9, 16)]
-)
-def test_it_finds_what_pays_on_a_disturbed_machine(kept, base, per_token, rows, seed):
-    found, best, without = simulated(kept, base, per_token, rows, seed)
-    assert found >= 0.97 * without
-    assert found >= 0.9 * best
-
-
 def test_what_was_kept_often_is_remembered_and_what_was_not_is_forgotten():
     chances = {}
     for kept in (0, 4):

@@ -23,8 +23,9 @@ LEAST_KEPT, MOST_KEPT = 0.01, 0.99
 CHANCE_FADES, OFFER_FADES, TOTAL_FADES = 0.97, 0.9, 0.99
 # Within so many steps, at the most, whoever begins to be drafted for is caught up with.
 CATCH_UP_STEPS = 8
-# How far a time follows the newest: a step that took longer may just have been disturbed.
-SHORTER_FOLLOWS, LONGER_FOLLOWS = 0.3, 0.03
+# How far a time moves towards the newest, however far that is: so it comes to the median, and a
+# machine that others use does not look slow for one way to draft and fast for another.
+MEDIAN_STEP = 0.03
 SELDOM_SEEN = 2.0
 # Sizes of steps whose times are kept; how much each counts at most, what remains of that with each
 # step of another size, and what the plane through all counts.
@@ -135,8 +136,6 @@ class _Size(Struct):
 class DecodeStepTimes:
     """Nanoseconds of steps without prompts, by their tokens and the longest draft that they made.
     What was seldom measured, or long ago, is held to a plane through all that was.
-
-    A machine that others use makes steps longer, never shorter: so what is short counts for more.
     """
 
     def __init__(self) -> None:
@@ -160,11 +159,12 @@ class DecodeStepTimes:
                 del self._sizes[min(self._sizes, key=lambda key: self._sizes[key].at_step)]
             self._sizes[key] = _Size(took_ns, 1.0, self._steps)
             return
-        follows = LONGER_FOLLOWS
+        seldom = self._weight(size) < SELDOM_SEEN
         if took_ns < size.took_ns:
             # What was seldom seen, or long ago, may be nothing but a disturbance.
-            follows = SHORTER_FOLLOWS if self._weight(size) >= SELDOM_SEEN else 1.0
-        size.took_ns += follows * (min(took_ns, 2 * size.took_ns) - size.took_ns)
+            size.took_ns = took_ns if seldom else size.took_ns * (1 - MEDIAN_STEP)
+        elif took_ns > size.took_ns and not seldom:
+            size.took_ns *= 1 + MEDIAN_STEP
         size.seen = min(MOST_SEEN, self._weight(size) + 1.0)
         size.at_step = self._steps
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence as Ordered
 
-from msgspec import Struct
-
 from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord, alike_sizes
+from tandem.cluster.worker.draft_tries import DraftTries
 from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase
 from tandem.facts.step_totals import DraftTotals
@@ -12,11 +11,8 @@ from tandem.facts.steps import StepResult
 from tandem.facts.token_tree import NO_GUESSES
 from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Speculation
 
-# While it drafts, the rule is made anew after so many steps, or with another number of sequences.
-RULE_STEPS = 3
-# Where it does not, so many steps later; after each try that was given up within so many steps it
-# waits twice as long, as whoever drafts may first have to read what was said before.
-DECLINED_STEPS, MOST_DECLINED_STEPS, TRY_STEPS = 32, 512, 64
+# The rule is made anew after so many steps: soon where it drafts, where it says no seldom.
+RULE_STEPS, DECLINED_STEPS = 3, 32
 # Of the steps without drafts each so manyth is timed: what is spent on these is lost.
 TIMED_STEPS = 4
 # While it drafts, one step goes without after so many, the first time sooner: when such a step was
@@ -24,13 +20,6 @@ TIMED_STEPS = 4
 PLAIN_AFTER_STEPS, FIRST_PLAIN_AFTER_STEPS, PLAIN_TRIES = 64, 8, 3
 # Of whom nothing is known yet.
 _ANYBODY = (DraftRecord(),)
-
-
-class _Declined(Struct):
-    """With some number of sequences nothing is drafted until a step."""
-
-    until_step: int = 0
-    wait_steps: int = DECLINED_STEPS
 
 
 class Drafting:
@@ -48,9 +37,11 @@ class Drafting:
         self._landed_ns = 0
         self._history = DraftHistory(speculation.most_tokens)
         self._rule = NO_DRAFTS
-        # What it was made for, and how long ago; how long this has drafted for as many.
-        self._rule_rows = self._rule_steps = self._drafting_steps = 0
-        self._declined_rows: dict[int, _Declined] = {}
+        # For how many it was made, and how long ago.
+        self._rule_rows = self._rule_steps = 0
+        self._tries = DraftTries()
+        # When it is looked at again, by how many there are, where it says no.
+        self._look_at_step: dict[int, int] = {}
         self._steps = 0
         self._until_plain_steps = FIRST_PLAIN_AFTER_STEPS
 
@@ -77,7 +68,6 @@ class Drafting:
                 self._declined += len(running)
                 self._totals = None
             return self._rule
-        self._drafting_steps += 1
         return NO_DRAFTS if self._goes_without() else self._rule
 
     def _goes_without(self) -> bool:
@@ -91,30 +81,26 @@ class Drafting:
 
     def _rule_is_old(self, rows: int) -> bool:
         if self._rule.longest:
-            return self._rule_steps >= RULE_STEPS or rows != self._rule_rows
-        declined = self._declined_rows.get(rows)
-        return declined is None or self._steps >= declined.until_step
+            is_due = self._rule_steps >= RULE_STEPS and not self._tries.is_young(rows)
+            return is_due or rows != self._rule_rows
+        return self._tries.may_begin(rows) and self._steps >= self._look_at_step.get(rows, 0)
 
     def _make_rule(self, running: Ordered[DraftRecord], rows: int) -> None:
         """For as many sequences as these."""
-        if rows != self._rule_rows:
-            self._rule_rows, self._drafting_steps = rows, 0
-        self._rule_steps = 0
+        drafted_rows = self._rule_rows if self._rule.longest else 0
+        self._rule_rows, self._rule_steps = rows, 0
         times = self._history.times
         if self.speculation.adaptive and not times.known:
             # To be decided once a step was measured.
             return
-        chances = [self.chances(each) for each in running]
-        self._rule = self.speculation.rule(chances, times)
-        if self._rule.longest:
-            return
-        declined = self._declined_rows.setdefault(rows, _Declined())
-        if self._drafting_steps > TRY_STEPS:
-            declined.wait_steps = DECLINED_STEPS
-        elif self._drafting_steps:
-            declined.wait_steps = min(2 * declined.wait_steps, MOST_DECLINED_STEPS)
-        declined.until_step = self._steps + declined.wait_steps
-        self._drafting_steps = 0
+        self._rule = self.speculation.rule([self.chances(each) for each in running], times)
+        if drafted_rows and (drafted_rows != rows or not self._rule.longest):
+            goes_on = self._tries.paying
+            self._tries.ended(drafted_rows, given_up=drafted_rows == rows)
+            if self._rule.longest and not (goes_on or self._tries.may_begin(rows)):
+                self._rule = NO_DRAFTS
+        if not self._rule.longest:
+            self._look_at_step[rows] = self._steps + DECLINED_STEPS
 
     def chances(self, record: DraftRecord) -> DraftChances:
         """Of the sequence whose record this is."""
@@ -128,19 +114,21 @@ class Drafting:
         if not self._pipelined:
             began_ns = max(began_ns, self._landed_ns)
         self._landed_ns = now_ns
+        took_ns = float(now_ns - began_ns)
         if not builder.drafts:
             # As nearly always where drafts do not pay, and then nothing shall be spent on them.
             plain_due = self._until_plain_steps <= 0
             if not builder.prompts and (plain_due or not self._rule_steps % TIMED_STEPS):
-                took_ns, steps = now_ns - began_ns, 1 if plain_due else TIMED_STEPS
+                steps = 1 if plain_due else TIMED_STEPS
                 self._history.times.step_landed(builder.tokens, 0, took_ns, steps)
+                self._tries.plain_landed(steps * took_ns)
                 if plain_due:
                     self._until_plain_steps = PLAIN_AFTER_STEPS
             self._history.step_landed(drafted=False)
             return
         counts, proposals = iter(result.token_counts), iter(result.proposals)
         # Who begins to draft may have to catch up with what was said before, once.
-        usual = not builder.prompts
+        usual, gained = not builder.prompts, 0
         for (sequence, end_tokens, draws), drafted, depth, wanted in zip(
             builder.rows,
             builder.draft_counts,
@@ -157,8 +145,14 @@ class Drafting:
                 # Its stages before the last do not see which branch is kept in time to move KV.
                 proposal = proposal.chain()
             usual = usual and not (wanted and sequence.drafts.catches_up)
-            tried = min(kept + 1, depth)
-            self._history.row_landed(sequence.drafts, tried, kept, wanted, len(proposal))
+            useful = kept
+            if drafted and sequence.phase is not Phase.RUNNING:
+                # What was kept behind the end of an answer is nothing gained.
+                known_tokens = end_tokens - drafted
+                useful = max(0, min(kept, sequence.known_tokens - known_tokens - 1))
+            gained += 1 + useful
+            tried = min(useful + 1, depth)
+            self._history.row_landed(sequence.drafts, tried, useful, wanted, len(proposal))
             if drafted:
                 self._count(drafted, kept)
             if sequence.phase is Phase.RUNNING:
@@ -166,9 +160,15 @@ class Drafting:
                 if drafted:
                     # What was not kept is to be computed anew.
                     sequence.residency.scheduled = end_tokens - drafted + kept
+        times = self._history.times
         if usual:
-            took_ns, drafted = now_ns - began_ns, builder.longest_proposal
-            self._history.times.step_landed(builder.tokens, drafted, took_ns)
+            times.step_landed(builder.tokens, builder.longest_proposal, took_ns)
+            # A disturbance of this one step is not what drafts cost.
+            took_ns = times.step_ns(builder.tokens, builder.longest_proposal)
+        if self.speculation.adaptive and not builder.prompts:
+            rows = len(builder.rows)
+            plain_ns = times.step_ns(rows, 0) * gained / rows
+            self._tries.drafts_landed(alike_sizes(rows), took_ns, plain_ns)
         self._history.step_landed(drafted=True)
 
     def _count(self, drafted: int, kept: int) -> None:
