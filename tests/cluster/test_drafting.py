@@ -110,7 +110,7 @@ def test_where_it_declines_few_steps_are_spent():
     assert sum(map(bool, sequences.wanted[-100:])) > 80
 
 
-def rates(kept, base, per_token, rows, seed, steps=3000):
+def rates(kept, base, per_token, rows, seed, steps=2000):
     """Tokens a nanosecond of a worker that decides by what it measures, on a machine where a fifth
     of all steps is disturbed, beside the best it could do and what it gets without drafts."""
     chance = random.Random(seed)

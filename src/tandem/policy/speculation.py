@@ -19,6 +19,8 @@ MOST_STEP_DRAFTS = 64
 WEIGHED_COUNTS = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), 40, 48, 56, MOST_STEP_DRAFTS)
 # What drafts must promise over none: both are estimates, and the next step waits for them.
 LEAST_GAIN = 1.03
+# Of rules that promise about as much the one that drafts more is taken: what it tries is learnt.
+ALIKE = 0.97
 
 
 class StepTimes(Protocol):
@@ -89,8 +91,8 @@ class Speculation:
             expected = list(accumulate(chances, initial=float(rows)))
             for count in (*takewhile(len(chances).__gt__, WEIGHED_COUNTS), len(chances)):
                 rate = expected[count] / times.step_ns(rows + count, longest)
-                if rate > max(best_rate, worth):
+                if rate > worth and rate >= ALIKE * best_rate:
                     # Midway to who just gets none, as chances are not known that exactly.
                     least = (chances[count - 1] + next(iter(chances[count:]), 0.0)) / 2
-                    best, best_rate = DraftRule(longest, least), rate
+                    best, best_rate = DraftRule(longest, least), max(rate, best_rate)
         return best

@@ -27,6 +27,8 @@ CATCH_UP_STEPS = 8
 # machine that others use does not look slow for one way to draft and fast for another.
 MEDIAN_STEP = 0.03
 SELDOM_SEEN = 2.0
+# The first of a size is believed to take at most so many times what was expected.
+MOST_UNEXPECTED = 2.0
 # Sizes of steps whose times are kept; how much each counts at most, what remains of that with each
 # step of another size, and what the plane through all counts.
 MOST_SIZES = 96
@@ -151,9 +153,11 @@ class DecodeStepTimes:
     def step_landed(self, tokens: int, drafted: int, took_ns: float, steps: int = 1) -> None:
         """One of so many `steps`, of which only this is looked at."""
         self._steps += steps
-        self._plane = None
         took_ns, key = max(1.0, took_ns), (alike_sizes(tokens), drafted)
         size = self._sizes.get(key)
+        if size is None and self._sizes:
+            took_ns = min(took_ns, MOST_UNEXPECTED * self.step_ns(tokens, drafted))
+        self._plane = None
         if size is None:
             if len(self._sizes) == MOST_SIZES:
                 del self._sizes[min(self._sizes, key=lambda key: self._sizes[key].at_step)]

@@ -17,7 +17,7 @@ RULE_STEPS, DECLINED_STEPS = 3, 32
 TIMED_STEPS = 4
 # While it drafts, one step goes without after so many, the first time sooner: when such a step was
 # last timed something may have disturbed it, and drafts would pay beside that for ever.
-PLAIN_AFTER_STEPS, FIRST_PLAIN_AFTER_STEPS, PLAIN_TRIES = 64, 8, 3
+PLAIN_AFTER_STEPS, FIRST_PLAIN_AFTER_STEPS, PLAIN_TRIES = 128, 8, 3
 # Of whom nothing is known yet.
 _ANYBODY = (DraftRecord(),)
 
