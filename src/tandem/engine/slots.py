@@ -72,7 +72,19 @@ class Slots:
             self._place(placement)
         self.block_table[plan.table_slots, plan.table_indices] = plan.table_blocks
         if len(plan.draft_tokens):
+            self._take_drafts(plan)
+
+    def _take_drafts(self, plan: StepPlan) -> None:
+        if self._tokens_here is None:
             self.write_tokens(*draft_places(plan), torch.from_numpy(plan.draft_tokens))
+            return
+        ends, first = (plan.starts + plan.counts).tolist(), 0
+        for slot, end, count in zip(
+            plan.slots.tolist(), ends, plan.draft_counts.tolist(), strict=True
+        ):
+            drafts = plan.draft_tokens[first : first + count]
+            self._tokens_here[slot, end - count : end] = drafts
+            first += count
 
     def write_tokens(self, slots: IntArray, places: IntArray, tokens: Tensor) -> None:
         """These are the tokens there."""

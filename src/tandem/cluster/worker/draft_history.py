@@ -150,8 +150,9 @@ class DecodeStepTimes:
         """Whether any step was measured."""
         return bool(self._sizes)
 
-    def step_landed(self, tokens: int, drafted: int, took_ns: float, steps: int = 1) -> None:
-        """One of so many `steps`, of which only this is looked at."""
+    def step_landed(self, tokens: int, drafted: int, took_ns: float, steps: int = 1) -> float:
+        """One of so many `steps`, of which only this is looked at. Gives how long such steps take
+        mostly, by these alone."""
         self._steps += steps
         took_ns, key = max(1.0, took_ns), (alike_sizes(tokens), drafted)
         size = self._sizes.get(key)
@@ -162,7 +163,7 @@ class DecodeStepTimes:
             if len(self._sizes) == MOST_SIZES:
                 del self._sizes[min(self._sizes, key=lambda key: self._sizes[key].at_step)]
             self._sizes[key] = _Size(took_ns, 1.0, self._steps)
-            return
+            return took_ns
         seldom = self._weight(size) < SELDOM_SEEN
         if took_ns < size.took_ns:
             # What was seldom seen, or long ago, may be nothing but a disturbance.
@@ -171,6 +172,7 @@ class DecodeStepTimes:
             size.took_ns *= 1 + MEDIAN_STEP
         size.seen = min(MOST_SEEN, self._weight(size) + 1.0)
         size.at_step = self._steps
+        return size.took_ns
 
     def step_ns(self, tokens: int, drafted: int) -> float:
         """See `StepTimes`. Some step was measured before."""

@@ -39,6 +39,8 @@ class Drafting:
         self._rule = NO_DRAFTS
         # For how many it was made, and how long ago.
         self._rule_rows = self._rule_steps = 0
+        # A token of one of these without drafts.
+        self._plain_token_ns = 0.0
         self._tries = DraftTries()
         # When it is looked at again, by how many there are, where it says no.
         self._look_at_step: dict[int, int] = {}
@@ -90,9 +92,13 @@ class Drafting:
         drafted_rows = self._rule_rows if self._rule.longest else 0
         self._rule_rows, self._rule_steps = rows, 0
         times = self._history.times
-        if self.speculation.adaptive and not times.known:
+        if not self.speculation.adaptive:
+            self._rule = self.speculation.rule((), times)
+            return
+        if not times.known:
             # To be decided once a step was measured.
             return
+        self._plain_token_ns = times.step_ns(len(running), 0) / len(running)
         self._rule = self.speculation.rule([self.chances(each) for each in running], times)
         if drafted_rows and (drafted_rows != rows or not self._rule.longest):
             goes_on = self._tries.paying
@@ -160,15 +166,13 @@ class Drafting:
                 if drafted:
                     # What was not kept is to be computed anew.
                     sequence.residency.scheduled = end_tokens - drafted + kept
-        times = self._history.times
-        if usual:
-            times.step_landed(builder.tokens, builder.longest_proposal, took_ns)
-            # A disturbance of this one step is not what drafts cost.
-            took_ns = times.step_ns(builder.tokens, builder.longest_proposal)
         if self.speculation.adaptive and not builder.prompts:
-            rows = len(builder.rows)
-            plain_ns = times.step_ns(rows, 0) * gained / rows
-            self._tries.drafts_landed(alike_sizes(rows), took_ns, plain_ns)
+            if usual:
+                # A disturbance of this one step is not what drafts cost.
+                drafted = builder.longest_proposal
+                took_ns = self._history.times.step_landed(builder.tokens, drafted, took_ns)
+            rows = alike_sizes(len(builder.rows))
+            self._tries.drafts_landed(rows, took_ns, gained * self._plain_token_ns)
         self._history.step_landed(drafted=True)
 
     def _count(self, drafted: int, kept: int) -> None:

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -37,6 +38,13 @@ class Continuations:
     def newest(self) -> NDArray[np.int64]:
         """Which of the hidden states the newest token of each was drawn from [D]."""
         return np.cumsum(self.drawn, dtype=np.int64) - 1
+
+    @property
+    def newest_hidden(self) -> Tensor:
+        """The hidden states that the newest tokens were drawn from [D, C]."""
+        if len(self.drawn) == 1:
+            return self.hidden[-1:]
+        return self.hidden[torch.from_numpy(self.newest).to(self.hidden.device)]
 
 
 class Proposer(Protocol):

@@ -49,14 +49,11 @@ class MedusaProposer:
         heads = min(int(counts.max(initial=0)), self._heads.count)
         if not heads:
             return (NO_GUESSES,) * len(counts)
-        newest_D = torch.from_numpy(rows.newest).to(rows.hidden.device)
-        normed_DC = self._decoder.normed(rows.hidden[newest_D])
+        normed_DC = self._decoder.normed(rows.newest_hidden)
         # All heads at once: a row for each sequence and head.
         logits_RV = self._decoder.head_logits(self._heads.states(normed_DC, heads))
-        places = np.tile(np.arange(heads, dtype=np.int32), len(counts))
-        draws = self._slots.sampling_rows(
-            np.repeat(rows.slots, heads), np.repeat(rows.ends, heads) + places
-        )
+        positions_DH = rows.ends[:, None] + np.arange(heads, dtype=np.int32)
+        draws = self._slots.sampling_rows(np.repeat(rows.slots, heads), positions_DH.ravel())
         kernels = self._decoder.kernels
         if self._branches > 1:
             candidates = kernels.sample_candidates(logits_RV, draws, self._branches)
