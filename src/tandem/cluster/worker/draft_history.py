@@ -23,10 +23,13 @@ LEAST_KEPT, MOST_KEPT = 0.01, 0.99
 CHANCE_FADES, OFFER_FADES, TOTAL_FADES = 0.97, 0.9, 0.99
 # Within so many steps, at the most, whoever begins to be drafted for is caught up with.
 CATCH_UP_STEPS = 8
-# How far a time moves towards the newest, however far that is: so it comes to the median, and a
-# machine that others use does not look slow for one way to draft and fast for another.
-MEDIAN_STEP = 0.03
+# How far a time moves towards the newest, of which no more than so many times what was expected
+# counts: the others were disturbed.
+FOLLOWS = 0.06
+MOST_LONGER = 1.5
 SELDOM_SEEN = 2.0
+# Before that nothing is known.
+FIRST_STEPS = 3
 # The first of a size is believed to take at most so many times what was expected.
 MOST_UNEXPECTED = 2.0
 # Sizes of steps whose times are kept; how much each counts at most, what remains of that with each
@@ -147,12 +150,11 @@ class DecodeStepTimes:
 
     @property
     def known(self) -> bool:
-        """Whether any step was measured."""
-        return bool(self._sizes)
+        """Whether enough was measured to tell a usual step from a disturbed one."""
+        return self._steps >= FIRST_STEPS
 
     def step_landed(self, tokens: int, drafted: int, took_ns: float, steps: int = 1) -> float:
-        """One of so many `steps`, of which only this is looked at. Gives how long such steps take
-        mostly, by these alone."""
+        """One of so many `steps`, of which only this is looked at. Gives what counts of it."""
         self._steps += steps
         took_ns, key = max(1.0, took_ns), (alike_sizes(tokens), drafted)
         size = self._sizes.get(key)
@@ -165,14 +167,15 @@ class DecodeStepTimes:
             self._sizes[key] = _Size(took_ns, 1.0, self._steps)
             return took_ns
         seldom = self._weight(size) < SELDOM_SEEN
-        if took_ns < size.took_ns:
+        took_ns = min(took_ns, MOST_LONGER * size.took_ns)
+        if not seldom:
+            size.took_ns += FOLLOWS * (took_ns - size.took_ns)
+        elif took_ns < size.took_ns:
             # What was seldom seen, or long ago, may be nothing but a disturbance.
-            size.took_ns = took_ns if seldom else size.took_ns * (1 - MEDIAN_STEP)
-        elif took_ns > size.took_ns and not seldom:
-            size.took_ns *= 1 + MEDIAN_STEP
+            size.took_ns = took_ns
         size.seen = min(MOST_SEEN, self._weight(size) + 1.0)
         size.at_step = self._steps
-        return size.took_ns
+        return took_ns
 
     def step_ns(self, tokens: int, drafted: int) -> float:
         """See `StepTimes`. Some step was measured before."""

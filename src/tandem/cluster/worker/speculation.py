@@ -15,8 +15,8 @@ from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Specul
 RULE_STEPS, DECLINED_STEPS = 3, 32
 # Of the steps without drafts each so manyth is timed: what is spent on these is lost.
 TIMED_STEPS = 4
-# While it drafts, one step goes without after so many, the first time sooner: when such a step was
-# last timed something may have disturbed it, and drafts would pay beside that for ever.
+# While it drafts, two steps go without after so many, the first time sooner, and the second is
+# timed: something may have disturbed the last, and drafts would pay beside that for ever.
 PLAIN_AFTER_STEPS, FIRST_PLAIN_AFTER_STEPS, PLAIN_TRIES = 128, 8, 3
 # Of whom nothing is known yet.
 _ANYBODY = (DraftRecord(),)
@@ -123,9 +123,12 @@ class Drafting:
         took_ns = float(now_ns - began_ns)
         if not builder.drafts:
             # As nearly always where drafts do not pay, and then nothing shall be spent on them.
-            plain_due = self._until_plain_steps <= 0
-            if not builder.prompts and (plain_due or not self._rule_steps % TIMED_STEPS):
-                steps = 1 if plain_due else TIMED_STEPS
+            # The first step without drafts is not like those that follow: caches are cold.
+            plain_due = self._until_plain_steps < 0
+            each_counts = plain_due or not self._history.times.known
+            by_turns = not self._rule.longest and not self._rule_steps % TIMED_STEPS
+            if not builder.prompts and (each_counts or by_turns):
+                steps = 1 if each_counts else TIMED_STEPS
                 self._history.times.step_landed(builder.tokens, 0, took_ns, steps)
                 self._tries.plain_landed(steps * took_ns)
                 if plain_due:
@@ -168,7 +171,7 @@ class Drafting:
                     sequence.residency.scheduled = end_tokens - drafted + kept
         if self.speculation.adaptive and not builder.prompts:
             if usual:
-                # A disturbance of this one step is not what drafts cost.
+                # What disturbed this one step is not what drafts cost.
                 drafted = builder.longest_proposal
                 took_ns = self._history.times.step_landed(builder.tokens, drafted, took_ns)
             rows = alike_sizes(len(builder.rows))
