@@ -54,6 +54,6 @@ class ProposerQuality:
 PROPOSERS: Mapping[str, ProposerQuality] = {
     "ngram": ProposerQuality((0.5,), offered=0.5),
     "draft": ProposerQuality((0.76, 0.86, 0.91, 0.87), token_share=0.1),
-    "medusa": ProposerQuality((0.64, 0.75, 0.66, 0.71)),
+    "medusa": ProposerQuality((0.64, 0.78, 0.69, 0.73)),
     "eagle": ProposerQuality((0.84, 0.89, 0.93, 0.94), token_share=0.05),
 }
