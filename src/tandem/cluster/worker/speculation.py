@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence as Ordered
 
-from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord, alike_sizes
+from tandem.cluster.worker.decode_step_times import DecodeStepTimes, alike_sizes
+from tandem.cluster.worker.draft_history import DraftHistory, DraftRecord
 from tandem.cluster.worker.draft_tries import DraftTries
 from tandem.cluster.worker.plan_builder import PlanBuilder
 from tandem.cluster.worker.sequence import Phase
@@ -36,6 +37,7 @@ class Drafting:
         self._pipelined = pipeline_stages > 1
         self._landed_ns = 0
         self._history = DraftHistory(speculation.most_tokens)
+        self._times = DecodeStepTimes()
         self._rule = NO_DRAFTS
         # For how many it was made, and how long ago.
         self._rule_rows = self._rule_steps = 0
@@ -91,15 +93,14 @@ class Drafting:
         """For as many sequences as these."""
         drafted_rows = self._rule_rows if self._rule.longest else 0
         self._rule_rows, self._rule_steps = rows, 0
-        times = self._history.times
         if not self.speculation.adaptive:
-            self._rule = self.speculation.rule((), times)
+            self._rule = self.speculation.rule((), self._times)
             return
-        if not times.known:
+        if not self._times.known:
             # To be decided once a step was measured.
             return
-        self._plain_token_ns = times.step_ns(len(running), 0) / len(running)
-        self._rule = self.speculation.rule([self.chances(each) for each in running], times)
+        self._plain_token_ns = self._times.step_ns(len(running), 0) / len(running)
+        self._rule = self.speculation.rule([self.chances(each) for each in running], self._times)
         if drafted_rows and (drafted_rows != rows or not self._rule.longest):
             goes_on = self._tries.paying
             self._tries.ended(drafted_rows, given_up=drafted_rows == rows)
@@ -125,11 +126,11 @@ class Drafting:
             # As nearly always where drafts do not pay, and then nothing shall be spent on them.
             # The first step without drafts is not like those that follow: caches are cold.
             plain_due = self._until_plain_steps < 0
-            each_counts = plain_due or not self._history.times.known
+            each_counts = plain_due or not self._times.known
             by_turns = not self._rule.longest and not self._rule_steps % TIMED_STEPS
             if not builder.prompts and (each_counts or by_turns):
                 steps = 1 if each_counts else TIMED_STEPS
-                self._history.times.step_landed(builder.tokens, 0, took_ns, steps)
+                self._times.step_landed(builder.tokens, 0, took_ns, steps)
                 self._tries.plain_landed(steps * took_ns)
                 if plain_due:
                     self._until_plain_steps = PLAIN_AFTER_STEPS
@@ -173,7 +174,7 @@ class Drafting:
             if usual:
                 # What disturbed this one step is not what drafts cost.
                 drafted = builder.longest_proposal
-                took_ns = self._history.times.step_landed(builder.tokens, drafted, took_ns)
+                took_ns = self._times.step_landed(builder.tokens, drafted, took_ns)
             rows = alike_sizes(len(builder.rows))
             self._tries.drafts_landed(rows, took_ns, gained * self._plain_token_ns)
         self._history.step_landed(drafted=True)
