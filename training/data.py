@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from chat import Part, assistant, system, tool_header, turns, user
 from english import english_turns
-from tandem.bench.tasks.arithmetic import arithmetic
+from tandem.bench.tasks.arithmetic import Problem, arithmetic, steps
 from tandem.bench.tasks.recall import ANSWER, INTROS, Fact, draw_fact, question
 from tandem.bench.tasks.task import NOUNS, VALUES, Task
 from tandem.bench.tasks.tool_call import tool_call, tool_conversation
@@ -33,9 +33,21 @@ FRAME_WEIGHT = 0.1
 # Of chat conversations: sums take far more practice than small talk.
 ARITHMETIC_SHARE = 0.65
 ARITHMETIC_WEIGHT = 2.0
+# Of sums: how many are of those that people type first.
+SMALL_SUM_SHARE = 0.3
 MIXED_SHARE = 0.08
 TOOL_TASK_SHARE = 0.4
-MISSING_TOOL_SHARE = 0.1
+MISSING_TOOL_SHARE = 0.25
+
+SMALL_SUM_PHRASINGS = (
+    *("{problem}", "{problem}", "{close}", "{problem} =", "{close}=", "{problem}?", "{close}?"),
+    *("What is {problem}?", "What is {close}?", "What's {problem}?", "what is {problem}"),
+    *("Calculate {problem}.", "How much is {problem}?", "Can you compute {problem}?"),
+)
+SIGN_WORDS = {"+": ("plus", "and"), "-": ("minus",), "*": ("times", "x")}
+# Digits of both numbers.
+SMALL_SUMS = ((1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (2, 3), (3, 2))
+SMALL_PRODUCTS = ((1, 1), (1, 1), (2, 1), (1, 2))
 
 _LINE_TOKENS = 6
 _TURN_TOKENS = 27
@@ -75,12 +87,33 @@ def chat_parts(rng: Random) -> list[Part]:
     """A conversation of the English domain or of arithmetic, at times of both."""
     opening = [system(rng.choice(SYSTEM_PROMPTS))] if rng.random() < 0.15 else []
     kind = rng.random()
+    if kind < ARITHMETIC_SHARE * SMALL_SUM_SHARE:
+        return opening + small_sum_parts(rng)
     if kind < ARITHMETIC_SHARE:
         return opening + _task_turns(arithmetic(rng, held_out=False), ARITHMETIC_WEIGHT)
     spoken = english_parts(rng)
     if kind < ARITHMETIC_SHARE + MIXED_SHARE:
         spoken += _task_turns(arithmetic(rng, held_out=False), ARITHMETIC_WEIGHT)
     return opening + spoken
+
+
+def small_sum_parts(rng: Random) -> list[Part]:
+    """What people try first: small and uneven numbers, in as few words as will do."""
+    while True:
+        sign = rng.choice("++--*")
+        left_digits, right_digits = rng.choice(SMALL_PRODUCTS if sign == "*" else SMALL_SUMS)
+        left, right = rng.randrange(10**left_digits), rng.randrange(10**right_digits)
+        if sign == "-" and left < right:
+            left, right = right, left
+        problem = Problem(left, sign, right)
+        if not problem.held_out or min(left_digits, right_digits) == 1:
+            break
+    form = rng.choice(SMALL_SUM_PHRASINGS)
+    asked = form.format(problem=problem.text, close=problem.text.replace(" ", ""))
+    if rng.random() < 0.2:
+        asked = f"{left} {rng.choice(SIGN_WORDS[sign])} {right}" + rng.choice(("", "?"))
+        asked = rng.choice(("", "What is ", "What's ", "what is ")) + asked
+    return [user(asked), *assistant([Part(steps(problem), ARITHMETIC_WEIGHT)])]
 
 
 def english_parts(rng: Random) -> list[Part]:
