@@ -12,6 +12,7 @@ from tandem.api import requests
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.api.docs_page.page import reference_page
+from tandem.api.messages_requests import MessageCountBody, MessagesBody
 from tandem.facts.client_fields import client_fields
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -21,6 +22,8 @@ VOID = {"meta", "br"}
 BODIES = (
     requests.ChatBody,
     requests.CompletionBody,
+    MessagesBody,
+    MessageCountBody,
     requests.TokenizeBody,
     requests.DetokenizeBody,
 )
@@ -104,6 +107,8 @@ def test_examples_name_the_server_and_its_key_where_one_is_needed(generator, tex
     assert keyed == {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/tokenize",
         "/detokenize",
         "/v1/models",

@@ -24,7 +24,7 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-OPERATIONS = 10
+OPERATIONS = 12
 EXAMPLES = 12
 
 

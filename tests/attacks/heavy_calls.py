@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
-TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+TOKENIZE, DETOKENIZE, MESSAGES = "/tokenize", "/detokenize", "/v1/messages"
 USER = {"role": "user", "content": "hi"}
 Body = tuple[str, bytes]
 
@@ -161,6 +161,21 @@ _KINDS: dict[str, dict[str, Callable[[int], bytes]]] = {
         "prompts of ids": lambda n: _completion([[7] * 2900] * 64),
         "mixed prompt": lambda n: _completion([7] * min(n // 2, 190_000) + ["x"]),
         "too many prompts": lambda n: _completion(["x"] * min(n // 4, 190_000)),
+    },
+    MESSAGES: {
+        "tiny turns": lambda n: _chat(
+            messages=[USER, {"role": "assistant", "content": ""}] * min(n // 70, 16_000)
+        ),
+        "tiny blocks": lambda n: _said(
+            content=[
+                {"type": "text", "text": ""},
+                {"type": "tool_result", "tool_use_id": "", "content": ""},
+            ]
+            * min(n // 85, 12_000)
+        ),
+        "tools of Anthropic's": lambda n: _chat(
+            tools=[{"name": "f", "input_schema": {}}] * min(n // 32, 30_000)
+        ),
     },
     TOKENIZE: {
         "tokenize words": lambda n: _json({"prompt": _filled("cat ", n)}),

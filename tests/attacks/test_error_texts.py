@@ -61,7 +61,9 @@ def test_a_template_tells_what_its_author_wrote_and_nothing_of_its_inside():
 
 
 def test_both_ends_of_a_long_message_are_kept():
-    error = json.loads(Refusal(400, "first " + MEGABYTE + " last", param=MEGABYTE).body())["error"]
+    error = json.loads(Refusal(400, "first " + MEGABYTE + " last", param=MEGABYTE).openai_body())[
+        "error"
+    ]
     assert error["message"].startswith("first x")
     assert error["message"].endswith("x last")
     assert len(error["message"]) <= 512

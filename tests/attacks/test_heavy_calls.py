@@ -43,6 +43,7 @@ SLOW_KINDS = (
     *("tokenize messages", "detokenize", "n=64 over ids", "echoed text and ids", "quotes"),
     *("20 alternatives", "20 alternatives, completion", "no alternatives, n=64"),
     *("prompt repeated", "prompt repeated, streamed"),
+    *("tiny turns", "tiny blocks", "tools of Anthropic's"),
 )
 
 

@@ -12,11 +12,11 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tandem.api.auth import KEY, OPEN_PATHS, REQUEST_ID, STATUS, TENANT
+from tandem.api.auth import KEY, OPEN_PATHS, STATUS, TENANT
 from tandem.api.choice import ChoiceDelta, UsageMeter
 from tandem.api.clock_and_entropy import monotonic_s, unix_time_ns
 from tandem.api.degradation import Degradation
-from tandem.api.errors import REFUSAL, Refusal
+from tandem.api.errors import REFUSAL, REQUEST_ID, Refusal
 from tandem.api.responses import Finish
 from tandem.facts.serving import ServedBy
 

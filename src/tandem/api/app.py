@@ -1,4 +1,4 @@
-"""The HTTP application: endpoints, the middleware around them, every error in one shape; and the
+"""The HTTP application: endpoints, the middleware around them, every error as an answer; and the
 endpoints that only read: models, health, readiness, metrics and version."""
 
 from http import HTTPStatus
@@ -16,14 +16,15 @@ from starlette.responses import Response
 from tandem.api.access_log import AccessLog, LineSink, LostLines
 from tandem.api.adapters import adapter_endpoints
 from tandem.api.app_context import VERSION, AppContext
-from tandem.api.auth import REQUEST_ID, REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
+from tandem.api.auth import REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
 from tandem.api.chat import chat_endpoints
 from tandem.api.completions import completion_endpoints
 from tandem.api.config import ApiConfig
 from tandem.api.docs_page.page import reference_route
-from tandem.api.errors import Refusal, Refused, note_refusal, refusal_of
+from tandem.api.errors import REQUEST_ID, Refusal, Refused, error_response, refusal_of
 from tandem.api.intake import Intake
 from tandem.api.key_ring import KeyRing
+from tandem.api.messages import messages_endpoints
 from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
 from tandem.api.rate_limit_headers import NAMES as RATE_LIMIT_HEADERS
 from tandem.api.response_cache import ResponseCache
@@ -49,9 +50,10 @@ def build_app(
     cache: ResponseCache | None = None,
     adapters: AdapterModels | None = None,
 ) -> Starlette:
-    """The OpenAI-shaped HTTP application over `generator`; an ASGI server runs it. A `log` gets a
-    line for each call; `ring` and `cache` are those of `config`, for whoever changes them later;
-    `adapters` are served as models of their own (None: there can be none).
+    """The HTTP application over `generator`, in the shapes of OpenAI's and of Anthropic's API; an
+    ASGI server runs it. A `log` gets a line for each call; `ring` and `cache` are those of
+    `config`, for whoever changes them later; `adapters` are served as models of their own (None:
+    there can be none).
     Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     context = AppContext(
@@ -66,6 +68,7 @@ def build_app(
     endpoints: list[ApiEndpoint] = [
         *chat_endpoints(context),
         *completion_endpoints(context),
+        *messages_endpoints(context),
         *token_endpoints(context),
         *probe_endpoints(context, log),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
@@ -113,17 +116,12 @@ def _middleware(config: ApiConfig, log: LineSink | None, ring: KeyRing) -> list[
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return _answered(request, error.refusal)
+    return error_response(request.scope, error.refusal)
 
 
 async def _tandem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TandemError)
-    return _answered(request, refusal_of(error))
-
-
-def _answered(request: Request, refusal: Refusal) -> Response:
-    note_refusal(request.scope, refusal)
-    return refusal.response()
+    return error_response(request.scope, refusal_of(error))
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
@@ -131,7 +129,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     message = f"{request.method} {request.scope['path'][:256]}: {error.detail}"
     refusal = Refusal(error.status_code, message, code, headers=error.headers or {})
-    return _answered(request, refusal)
+    return error_response(request.scope, refusal)
 
 
 async def _client_gone(_: Request, __: Exception) -> Response:
@@ -143,7 +141,8 @@ async def _unexpected(request: Request, _: Exception) -> Response:
     request_id = request.scope.get(REQUEST_ID, "")
     # The server closes the connection after a fault: who keeps connections in a pool must know.
     headers = {REQUEST_ID_HEADER: request_id, "Connection": "close"}
-    return _answered(request, Refusal(500, "internal error", "internal_error", headers=headers))
+    refusal = Refusal(500, "internal error", "internal_error", headers=headers)
+    return error_response(request.scope, refusal)
 
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"

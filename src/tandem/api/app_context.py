@@ -7,10 +7,10 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
-from tandem.api.auth import ANSWER_HEADERS, KEY, REQUEST_ID, TENANT, account_of, is_printable
+from tandem.api.auth import ANSWER_HEADERS, KEY, TENANT, account_of, is_printable
 from tandem.api.choice import Endings
 from tandem.api.config import ApiConfig
-from tandem.api.errors import Refusal, Refused, retry_header
+from tandem.api.errors import REQUEST_ID, Refusal, Refused, retry_header
 from tandem.api.intake import HeldBytes, Intake
 from tandem.api.rate_limit_headers import rate_limit_headers
 from tandem.api.response_cache import CacheUse, ResponseCache

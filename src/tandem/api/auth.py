@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api.clock_and_entropy import fresh_id
 from tandem.api.connections.table import client_network
-from tandem.api.errors import Refusal, note_refusal
+from tandem.api.errors import REQUEST_ID, Refusal, calls_anthropic, error_response
 from tandem.api.key_ring import KeyRing, digest_of
 
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
@@ -19,12 +19,13 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/
 TENANT = "tandem.tenant"
 # And which key that was: a digest, which no tenant is called.
 KEY = "tandem.key"
-_KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY'"
+_KEY_MISSING = "no API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 REQUEST_ID_HEADER = "X-Request-Id"
+# As clients of Anthropic's API read it.
+_ANTHROPIC_REQUEST_ID_HEADER = "Request-Id"
 # Set where that is an operator's.
 OPERATOR = "tandem.operator"
-# And its request id, the status of its answer, and what makes further headers of that.
-REQUEST_ID = "tandem.request_id"
+# And the status of its answer, and what makes further headers of that.
 STATUS = "tandem.status"
 ANSWER_HEADERS = "tandem.answer_headers"
 _REQUEST_ID_CHARS = 128
@@ -56,6 +57,8 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = request_id
+                if calls_anthropic(scope):
+                    headers[_ANTHROPIC_REQUEST_ID_HEADER] = request_id
                 scope[STATUS] = message["status"]
                 if more := scope.get(ANSWER_HEADERS):
                     headers.update(more())
@@ -87,8 +90,7 @@ class OriginCheck:
         if refusal is None:
             await self._app(scope, receive, send)
         else:
-            note_refusal(scope, refusal)
-            await refusal.response()(scope, receive, send)
+            await error_response(scope, refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         headers = Headers(scope=scope)
@@ -139,8 +141,7 @@ class ApiKeys:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        sent = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        sent = _sent_key(Headers(scope=scope))
         if sent and self._operators.owner_of(sent) is not None:
             scope[OPERATOR] = True
             scope[KEY] = f"key {digest_of(sent).hex()}"
@@ -149,17 +150,24 @@ class ApiKeys:
         if self._ring.is_open:
             await self._app(scope, receive, send)
             return
-        owner = self._ring.owner_of(sent) if scheme.lower() == "bearer" else None
+        owner = self._ring.owner_of(sent) if sent else None
         if owner is not None:
             scope[TENANT] = owner
             scope[KEY] = f"key {digest_of(sent).hex()}"
             await self._app(scope, receive, send)
             return
-        message = "the API key is not valid" if key else _KEY_MISSING
+        message = "the API key is not valid" if sent else _KEY_MISSING
         headers = {"WWW-Authenticate": "Bearer"}
         refusal = Refusal(401, message, "invalid_api_key", headers=headers)
-        note_refusal(scope, refusal)
-        await refusal.response()(scope, receive, send)
+        await error_response(scope, refusal)(scope, receive, send)
+
+
+def _sent_key(headers: Headers) -> bytes:
+    """As clients of OpenAI's API send it, else as those of Anthropic's do."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        key = headers.get("x-api-key", "")
+    return key.strip().encode("latin-1")
 
 
 def account_of(scope: Scope) -> str:

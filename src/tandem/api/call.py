@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from tandem.api.access_log import AnswerRecord
 from tandem.api.app_context import SYSTEM_FINGERPRINT
 from tandem.api.choice import ChoiceDelta, Presentation, UsageMeter
+from tandem.api.clock_and_entropy import fresh_id, fresh_short_id
 from tandem.api.degradation import Degradation
 from tandem.api.prompts import Tokens
 from tandem.api.requests import GenerationBody
@@ -19,6 +20,7 @@ from tandem.api.scaling_request import Scaling
 from tandem.api.search_request import ONE_SEQUENCE, Search
 from tandem.api.whole_response import Transcript
 from tandem.facts.serving import Caller
+from tandem.text.tool_calls import ToolFormat
 
 StreamUsage = Usage | UnsetType | None
 Scaled = ScalingReport | UnsetType
@@ -68,6 +70,12 @@ class Call:
     def late_headers(self) -> dict[str, str]:
         """What is known of it once its answer begins."""
         return self.degradation.headers() | cache_headers(self.lookups)
+
+    def fresh_call_id(self, prefix: str) -> str:
+        """For a tool call of its answer."""
+        # Mistral's templates refuse results of calls with any other kind of id.
+        is_short = self.presentation.tool_format is ToolFormat.MISTRAL
+        return fresh_short_id() if is_short else fresh_id(prefix)
 
     def prompt_number(self, choice: int) -> int:
         return choice // self.choices_per_prompt

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from tandem.api.app_context import AppContext
 from tandem.api.call import Call, ResponseWriter, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta
-from tandem.api.clock_and_entropy import fresh_id, fresh_short_id
 from tandem.api.generation import GenerationSpec, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
@@ -50,7 +49,9 @@ from tandem.facts.errors import InvalidRequest
 from tandem.text.detokenize import TokenBytes
 from tandem.text.model import TextModel
 from tandem.text.reasoning import ReasoningStart
-from tandem.text.tool_calls import MoreArguments, ToolCall, ToolFormat
+from tandem.text.tool_calls import MoreArguments, ToolCall
+
+_CALL_ID = "call_"
 
 
 def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
@@ -80,7 +81,7 @@ def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
             "Generating",
             body=ChatBody,
             answer=ChatAnswer,
-            event=ChatChunk,
+            events=(ChatChunk,),
         )
     ]
 
@@ -255,7 +256,7 @@ class ChatWriter:
             number = self._called_tools[delta.choice]
             self._called_tools[delta.choice] += 1
             function = FunctionCallDelta(name=part.name, arguments=part.arguments)
-            call_id = self._fresh_call_id()
+            call_id = self._call.fresh_call_id(_CALL_ID)
             deltas.append(
                 ToolCallDelta(index=number, id=call_id, type="function", function=function)
             )
@@ -264,7 +265,7 @@ class ChatWriter:
     def _message(self, transcript: Transcript) -> AnswerMessage:
         """Without its texts, which are JSON already."""
         calls = [
-            AnswerToolCall(id=self._fresh_call_id(), function=_function(call))
+            AnswerToolCall(id=self._call.fresh_call_id(_CALL_ID), function=_function(call))
             for call in transcript.tool_calls.calls()
         ]
         # Beside calls, no content is null; an empty answer is an empty text.
@@ -276,11 +277,6 @@ class ChatWriter:
             reasoning_content=reasoning,
             reasoning=reasoning,
         )
-
-    def _fresh_call_id(self) -> str:
-        # Mistral's templates refuse results of calls with any other kind of id.
-        is_short = self._call.presentation.tool_format is ToolFormat.MISTRAL
-        return fresh_short_id() if is_short else fresh_id("call_")
 
     def _logprobs(self, shown: Shown) -> ChatLogprobs | None:
         wanted = self._with_logprobs and bool(shown)

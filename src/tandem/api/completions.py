@@ -104,7 +104,7 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             "Generating",
             body=CompletionBody,
             answer=CompletionAnswer,
-            event=CompletionAnswer,
+            events=(CompletionAnswer,),
         )
     ]
 

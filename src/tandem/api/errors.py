@@ -1,13 +1,15 @@
-"""Error answers: one shape, OpenAI's, for every status."""
+"""Error answers: one shape for every status, OpenAI's, or Anthropic's where its API was called."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET
 from starlette.responses import Response
 from starlette.types import Scope
 
 from tandem.api.clock_and_entropy import fresh_chance
+from tandem.api.messages_responses import MessageError, MessageErrorCode, MessageErrorDetail
 from tandem.api.responses import ErrorAnswer, ErrorDetail
 from tandem.facts.backoff import retry_after
 from tandem.facts.errors import (
@@ -26,7 +28,20 @@ _TYPES = {
     500: "internal_server_error",
     503: "service_unavailable_error",
 }
-
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "api_error",
+}
+# By the code, whichever status it has: it is worth another try.
+_ANTHROPIC_OVERLOADED = ("overloaded", "not_ready", "too_many_connections")
+_ANTHROPIC_PATH = "/v1/messages"
+# Where the scope of a call has its request id.
+REQUEST_ID = "tandem.request_id"
 
 # Messages show what was sent, and what was sent may be megabytes long.
 _MESSAGE_CHARS = 512
@@ -44,7 +59,7 @@ class Refusal:
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> bytes:
+    def openai_body(self) -> bytes:
         detail = ErrorDetail(
             message=_shown(self.message, _MESSAGE_CHARS),
             type=_TYPES.get(self.status, "invalid_request_error"),
@@ -53,17 +68,45 @@ class Refusal:
         )
         return msgspec.json.encode(ErrorAnswer(error=detail))
 
-    def response(self) -> Response:
-        return Response(self.body(), self.status, dict(self.headers), media_type="application/json")
+    def anthropic_body(self, request_id: str) -> bytes:
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        detail = MessageErrorDetail(
+            type="overloaded_error" if self.code in _ANTHROPIC_OVERLOADED else kind,
+            message=_shown(self.message, _MESSAGE_CHARS),
+            details=UNSET if self.code is None else MessageErrorCode(error_code=self.code),
+        )
+        return msgspec.json.encode(MessageError(error=detail, request_id=request_id))
 
 
-# Where the scope of a call has what it was refused with.
+# Where the scope of a call has what it was refused with, for whoever writes down how calls end.
 REFUSAL = "tandem.refusal"
 
 
-def note_refusal(scope: Scope, refusal: Refusal) -> None:
-    """For whoever writes down how calls end."""
+def calls_anthropic(scope: Scope) -> bool:
+    """Whether the path is one of Anthropic's API, also under a prefix that the application is
+    mounted at."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
+
+
+def error_response(scope: Scope, refusal: Refusal) -> Response:
+    """The answer to a refused call, in the shape of the API that it called."""
+    body, headers = _noted_body(scope, refusal), dict(refusal.headers)
+    return Response(body, refusal.status, headers, media_type="application/json")
+
+
+def error_event(scope: Scope, refusal: Refusal) -> bytes:
+    """The last event of a stream that was refused in its middle."""
+    name = b"event: error\n" if calls_anthropic(scope) else b""
+    return b"%bdata: %b\n\n" % (name, _noted_body(scope, refusal))
+
+
+def _noted_body(scope: Scope, refusal: Refusal) -> bytes:
+    """In the shape of the API that was called."""
     scope[REFUSAL] = refusal
+    if calls_anthropic(scope):
+        return refusal.anthropic_body(scope.get(REQUEST_ID, ""))
+    return refusal.openai_body()
 
 
 def retry_header(after_s: float = 1.0) -> dict[str, str]:

@@ -95,7 +95,8 @@ async def create_answer(
         sent = await read_body(request, body_type, context.config, held)
         context.check_ready(sent.model)
         adapter = context.adapter_of(sent.model)
-        spec = spec_of(sent)
+        # Some translate the whole body.
+        spec = await held.run_off_loop(request, lambda: spec_of(sent))
         body = spec.body
         sampling = sampling_parameters(body, spec.max_tokens, spec.top_logprobs, context.text, card)
         sampling = replace(sampling, prompt_logprobs=spec.prompt_logprobs)

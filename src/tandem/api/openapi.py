@@ -45,8 +45,8 @@ class ApiEndpoint:
     the handler's name and docstring.
 
     `path` is Starlette's, which may take parameters. `body` is the type of the JSON body, None
-    for calls without one; `answer` that of the answer, None where it is plain text; `event` that
-    of a streamed answer's events.
+    for calls without one; `answer` that of the answer, None where it is plain text; `events` those
+    of a streamed answer's events, and `error` that of a refusal, in the stream as well.
     """
 
     method: str
@@ -55,7 +55,8 @@ class ApiEndpoint:
     tag: str
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
-    event: type[msgspec.Struct] | None = None
+    events: Sequence[type[msgspec.Struct]] = ()
+    error: type[msgspec.Struct] = responses.ErrorAnswer
 
     @property
     def route(self) -> Route:
@@ -123,9 +124,9 @@ def _responses(endpoint: ApiEndpoint) -> Document:
     if endpoint.answer is None:
         return {"200": {"description": "Successful Response", "content": {"text/plain": {}}}}
     content: Document = {"application/json": {"schema": _reference(endpoint.answer)}}
-    if endpoint.event is not None:
-        content["text/event-stream"] = {"schema": _server_sent(endpoint.event)}
-    error = {"application/json": {"schema": _reference(responses.ErrorAnswer)}}
+    if endpoint.events:
+        content["text/event-stream"] = {"schema": _server_sent(endpoint)}
+    error = {"application/json": {"schema": _reference(endpoint.error)}}
     answers: Document = {"200": {"description": "OK", "content": content}}
     for status, meaning in _ERRORS.items():
         if endpoint.body is not None or status not in _BODY_ERRORS:
@@ -143,11 +144,12 @@ def _path_parameter(name: str) -> Document:
 def _schemas(endpoints: Sequence[ApiEndpoint]) -> Document:
     """Of all bodies and answers, by name."""
     read = [each.body for each in endpoints if each.body is not None]
-    written = [kind for each in endpoints for kind in (each.answer, each.event) if kind is not None]
-    named = dict.fromkeys((*read, *written, responses.ErrorAnswer))
+    answers = [each.answer for each in endpoints if each.answer is not None]
+    written = [kind for each in endpoints for kind in (*each.events, each.error)]
+    named = dict.fromkeys((*read, *answers, *written))
     _, types = msgspec.json.schema_components(named, ref_template=_REF)
-    for body in (requests.ChatBody, requests.CompletionBody):
-        types[body.__name__]["properties"] |= unsupported_fields()
+    for body in read:
+        types[body.__name__]["properties"] |= unsupported_fields(body)
     prompt = types["CompletionBody"]["properties"]["prompt"]
     types["CompletionBody"]["properties"]["prompt"] = {
         **deepcopy(requests.PROMPT_SCHEMA),
@@ -157,22 +159,28 @@ def _schemas(endpoints: Sequence[ApiEndpoint]) -> Document:
 
 
 def _require_keys(document: Document) -> None:
-    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    document["security"] = [{"key": []}]
+    document["components"]["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer"},
+        "anthropicKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    # Either will do.
+    document["security"] = [{"key": []}, {"anthropicKey": []}]
     for path in OPEN_PATHS & document["paths"].keys():
         for operation in document["paths"][path].values():
             operation["security"] = []
 
 
-def _server_sent(event: type[msgspec.Struct]) -> Document:
-    """One event of a stream: JSON as text, and at last the word [DONE]."""
-    payload = {"anyOf": [_reference(event), _reference(responses.ErrorAnswer)]}
+def _server_sent(endpoint: ApiEndpoint) -> Document:
+    """One event of a stream: JSON as text, and at last the word [DONE] where events have no names
+    that tell."""
+    payload = {"anyOf": [_reference(each) for each in (*endpoint.events, endpoint.error)]}
     json_text = {
         "type": "string",
         "contentMediaType": "application/json",
         "contentSchema": payload,
     }
-    data = {"anyOf": [{"const": "[DONE]"}, json_text]}
+    done = [{"const": "[DONE]"}] if endpoint.error is responses.ErrorAnswer else []
+    data = {"anyOf": [*done, json_text]}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 

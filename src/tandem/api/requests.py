@@ -46,6 +46,8 @@ _CHAT_MESSAGES = [{"role": "user", "content": "Hello!"}]
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "ChatBody": {"messages": _CHAT_MESSAGES, "max_tokens": 64},
     "CompletionBody": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0},
+    "MessagesBody": {"messages": _CHAT_MESSAGES, "max_tokens": 64},
+    "MessageCountBody": {"messages": _CHAT_MESSAGES},
     "TokenizeBody": {"messages": _CHAT_MESSAGES},
     "DetokenizeBody": {"tokens": [72, 105]},
     "LoadAdapterBody": {"lora_name": "sql", "lora_path": "/adapters/sql"},

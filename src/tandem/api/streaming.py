@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tandem.api.errors import Refused, note_refusal, refusal_of
+from tandem.api.errors import Refused, error_event, refusal_of
 from tandem.facts.errors import TandemError
 
 Result = TypeVar("Result")
@@ -25,6 +25,12 @@ class ClientGone(Exception):
 def encoded_event(payload: msgspec.Struct) -> bytes:
     """One server-sent event."""
     return b"data: " + _encoder.encode(payload) + b"\n\n"
+
+
+def named_event(payload: msgspec.Struct) -> bytes:
+    """One server-sent event with a name: the tag of its payload."""
+    name = str(payload.__struct_config__.tag).encode()
+    return b"event: %b\ndata: %b\n\n" % (name, _encoder.encode(payload))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -106,9 +112,7 @@ class EventStream(Response):
         except TandemError as error:
             if not self._started:
                 raise
-            refusal = refusal_of(error)
-            note_refusal(scope, refusal)
-            data = b"data: " + refusal.body() + b"\n\n"
+            data = error_event(scope, refusal_of(error))
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

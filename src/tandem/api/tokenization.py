@@ -15,6 +15,7 @@ from tandem.api.requests import DetokenizeBody, TokenizeBody
 from tandem.api.responses import DetokenizeAnswer, TokenizeAnswer
 from tandem.api.whole_response import CHUNK_BYTES, HeldResponse, WholeResponse
 from tandem.facts.errors import InvalidRequest
+from tandem.facts.serving import ModelCard
 
 Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 _COUNTED_TOKENS = 64 << 10
@@ -46,6 +47,11 @@ def token_endpoints(context: AppContext) -> list[ApiEndpoint]:
     ]
 
 
+def counted_limit(card: ModelCard) -> int:
+    """How many tokens are counted at most: more than the context holds, to a degree."""
+    return max(_COUNTED_TOKENS, 2 * card.context_tokens)
+
+
 async def _answer(
     request: Request,
     context: AppContext,
@@ -71,8 +77,7 @@ def _tokenized(body: TokenizeBody, context: AppContext) -> TokenizeAnswer:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt", "or messages must be given, and not both")
     text, context_tokens = context.text, context.generator.card.context_tokens
-    # Texts longer than the context may be counted too, to a degree.
-    limit_tokens = max(_COUNTED_TOKENS, 2 * context_tokens)
+    limit_tokens = counted_limit(context.generator.card)
     if body.prompt is not None:
         specials = body.add_special_tokens is not False
         encode = text.tokenizer.encode_within

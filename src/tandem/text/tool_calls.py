@@ -88,6 +88,9 @@ _JOINED_PARTS = 128
 _BLANK = re.compile(r"[ \t\n\r]*")
 # Half a character, which cannot be sent: JSON may spell it.
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# Of the escapes of a JSON text those that are whole by themselves, which the first group has, and
+# half characters.
+_ESCAPES = re.compile(r"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\[^u])|\\u[dD][89a-fA-F]..")
 
 
 def call_in(text: str) -> ToolCall | None:
@@ -121,6 +124,14 @@ def is_arguments(text: str) -> bool:
         return isinstance(json.loads(text, parse_constant=refuse_constant), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def sent_object(arguments: str) -> str:
+    """The arguments as a JSON object that every reader takes: `{}` for half of one, where an answer
+    was cut off, and no half characters."""
+    if not is_arguments(arguments):
+        return "{}"
+    return _ESCAPES.sub(lambda found: found[1] or r"\ufffd", arguments)
 
 
 def _members(text: str) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ from tandem.api.auth import REQUEST_ID_HEADER, RequestIds
 from tandem.api.clock_and_entropy import fresh_id
 from tandem.api.connections.gate import ConnectionGate
 from tandem.api.connections.table import ConnectionPlace
-from tandem.api.errors import Refusal, retry_header
+from tandem.api.errors import Refusal, error_response, retry_header
 
 # What is answered where there is no place for anything else.
 PROBE_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
@@ -246,7 +246,7 @@ def _mark_unread(cycles: Sequence[RequestResponseCycle | None]) -> None:
 
 def _raw(refusal: Refusal) -> bytes:
     """The whole answer, which ends the connection."""
-    body = refusal.body()
+    body = refusal.openai_body()
     headers = {
         **refusal.headers,
         REQUEST_ID_HEADER.lower(): fresh_id("req-"),
@@ -269,8 +269,11 @@ def _too_large(most: str) -> Refusal:
 
 
 def _only_probes(app: ASGIApp) -> ASGIApp:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await error_response(scope, _busy())(scope, receive, send)
+
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        answering = app if scope["path"] in PROBE_PATHS else RequestIds(_busy().response())
+        answering = app if scope["path"] in PROBE_PATHS else RequestIds(refuse)
         await answering(scope, receive, send)
 
     return answer

@@ -24,7 +24,7 @@ from tandem.api.unsupported_fields import SUPPORT
 Schema = Mapping[str, Any]
 
 _POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-_ERROR_SCHEMA = "ErrorAnswer"
+_ERROR_SCHEMAS = ("ErrorAnswer", "MessageError")
 # A bound beyond it only says how numbers are stored.
 _TELLING_BOUND = 1 << 30
 _BOUNDS = {
@@ -63,7 +63,7 @@ def reference_page(document: Mapping[str, Any], base_url: str) -> str:
         needs_key=any(operation.guarded for operation in operations),
         groups=groups,
         errors=dict(sorted(errors.items())),
-        error_schema=_ERROR_SCHEMA,
+        error_schemas=_ERROR_SCHEMAS,
         schemas=document["components"]["schemas"],
         shown_above={operation.body_schema for operation in operations},
     )
@@ -117,9 +117,9 @@ class Operation:
 
     @property
     def errors(self) -> list[str]:
-        """The statuses whose body is that of every error."""
+        """The statuses whose body is that of every error of this API."""
         bodies = {status: _json_content(each) for status, each in self.fields["responses"].items()}
-        return [status for status, body in bodies.items() if _schema_name(body) == _ERROR_SCHEMA]
+        return [status for status, body in bodies.items() if _schema_name(body) in _ERROR_SCHEMAS]
 
     def curl(self, base_url: str) -> str:
         """A command that makes the call; only for paths without parameters."""
