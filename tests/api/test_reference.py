@@ -13,6 +13,7 @@ from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.api.docs_page.page import reference_page
 from tandem.api.messages_requests import MessageCountBody, MessagesBody
+from tandem.api.responses_body import ConversationBody, ResponsesBody
 from tandem.facts.client_fields import client_fields
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
@@ -24,6 +25,8 @@ BODIES = (
     requests.CompletionBody,
     MessagesBody,
     MessageCountBody,
+    ResponsesBody,
+    ConversationBody,
     requests.TokenizeBody,
     requests.DetokenizeBody,
 )
@@ -109,6 +112,8 @@ def test_examples_name_the_server_and_its_key_where_one_is_needed(generator, tex
         "/v1/completions",
         "/v1/messages",
         "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
         "/tokenize",
         "/detokenize",
         "/v1/models",
@@ -130,5 +135,5 @@ def test_what_a_client_sets_is_declared_where_it_is_stored(owner, http):
     declared = client_fields(owner)
     assert declared
     for each in declared:
-        for body in ("ChatBody", "CompletionBody"):
+        for body in ("ChatBody", "CompletionBody", "ResponsesBody"):
             assert schemas[body]["properties"][each.name]["description"] == each.meaning

@@ -24,7 +24,7 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-OPERATIONS = 12
+OPERATIONS = 17
 EXAMPLES = 12
 
 
@@ -63,6 +63,10 @@ def test_the_schema_is_whole(http):
     assert chat["required"] == ["messages"]
     assert chat["additionalProperties"] is False
     assert "user" in chat["properties"]
+    responses = schema["components"]["schemas"]["ResponsesBody"]["properties"]
+    assert responses["background"] == {"x-support": "refused", "enum": [None, False]}
+    assert responses["max_tool_calls"] == {"x-support": "ignored"}
+    assert "x-support" not in responses["metadata"]
     prompt = schema["components"]["schemas"]["CompletionBody"]["properties"]["prompt"]
     assert [option["type"] for option in prompt["anyOf"]] == ["string", *["array"] * 3]
     assert "HTTPValidationError" not in schema["components"]["schemas"]

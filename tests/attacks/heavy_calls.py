@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
-TOKENIZE, DETOKENIZE, MESSAGES = "/tokenize", "/detokenize", "/v1/messages"
+RESPOND, MESSAGES = "/v1/responses", "/v1/messages"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 USER = {"role": "user", "content": "hi"}
 Body = tuple[str, bytes]
 
@@ -59,6 +60,17 @@ def long_answers(context_tokens: int, **everywhere: object) -> dict[str, Body]:
         "text and ids, n=64": chat(longest, n=64, return_token_ids=True),
         "prompt repeated": completion(ids, 16, **repeated),
         "prompt repeated, streamed": completion(ids, 16, stream=True, **repeated),
+        "20 alternatives, response": (
+            RESPOND,
+            _json({"input": "hi", "max_output_tokens": longest, "top_logprobs": 20, **everywhere}),
+        ),
+        "20 alternatives, streamed response": (
+            RESPOND,
+            _json(
+                {"input": "hi", "max_output_tokens": longest, "top_logprobs": 20, "stream": True}
+                | everywhere
+            ),
+        ),
         "usage all the time": chat(
             128, n=64, stream=True, stream_options={"continuous_usage_stats": True}
         ),
@@ -175,6 +187,20 @@ _KINDS: dict[str, dict[str, Callable[[int], bytes]]] = {
         ),
         "tools of Anthropic's": lambda n: _chat(
             tools=[{"name": "f", "input_schema": {}}] * min(n // 32, 30_000)
+        ),
+    },
+    RESPOND: {
+        "tiny items": lambda n: _json({"input": [USER] * min(n // 32, 38_000)}),
+        "results of calls": lambda n: _json(
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}] * (n // 64)}
+        ),
+        "references": lambda n: _json({"input": [{"id": "msg_0"}] * min(n // 14, 60_000)}),
+        "many response tools": lambda n: _json(
+            {"input": "x", "tools": [{"type": "function", "name": "f"}] * min(n // 34, 24_000)}
+        ),
+        "words, cut": lambda n: _json({"input": _filled("lorem ipsum ", n), "truncation": "auto"}),
+        "turns, cut": lambda n: _json(
+            {"input": [USER | {"content": "cat " * 250}] * (n // 1032), "truncation": "auto"}
         ),
     },
     TOKENIZE: {

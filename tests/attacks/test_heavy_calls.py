@@ -44,6 +44,8 @@ SLOW_KINDS = (
     *("20 alternatives", "20 alternatives, completion", "no alternatives, n=64"),
     *("prompt repeated", "prompt repeated, streamed"),
     *("tiny turns", "tiny blocks", "tools of Anthropic's"),
+    *("tiny items", "results of calls", "references", "many response tools", "turns, cut"),
+    *("20 alternatives, response", "20 alternatives, streamed response"),
 )
 
 

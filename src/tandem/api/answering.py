@@ -40,7 +40,8 @@ def respond(call: Call, writer: ResponseWriter, context: AppContext) -> Response
             media_type,
         )
     if call.body.stream:
-        return EventStream(_stream_events(call, writer, context), call.late_headers)
+        events = _stream_events(call, writer, context)
+        return EventStream(events, call.late_headers, writer.error_event)
     return WholeResponse(
         context.response_budget,
         lambda held: _whole_answer(call, writer, context, held),

@@ -28,7 +28,9 @@ from tandem.api.messages import messages_endpoints
 from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
 from tandem.api.rate_limit_headers import NAMES as RATE_LIMIT_HEADERS
 from tandem.api.response_cache import ResponseCache
+from tandem.api.response_store import ResponseStore
 from tandem.api.responses import ModelEntry, ModelList, StatusAnswer, VersionAnswer
+from tandem.api.responses_api import responses_endpoints
 from tandem.api.streaming import ClientGone
 from tandem.api.tokenization import token_endpoints
 from tandem.api.whole_response import ResponseBudget
@@ -63,10 +65,12 @@ def build_app(
         intake,
         ResponseBudget(config.answer_bytes),
         cache or ResponseCache(config.response_cache, generator.card.names[0]),
+        ResponseStore(config.response_store),
         adapters,
     )
     endpoints: list[ApiEndpoint] = [
         *chat_endpoints(context),
+        *responses_endpoints(context),
         *completion_endpoints(context),
         *messages_endpoints(context),
         *token_endpoints(context),
@@ -99,7 +103,7 @@ def _middleware(config: ApiConfig, log: LineSink | None, ring: KeyRing) -> list[
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=[REQUEST_ID_HEADER, "Retry-After", *RATE_LIMIT_HEADERS],
             )

@@ -14,6 +14,7 @@ from tandem.api.errors import REQUEST_ID, Refusal, Refused, retry_header
 from tandem.api.intake import HeldBytes, Intake
 from tandem.api.rate_limit_headers import rate_limit_headers
 from tandem.api.response_cache import CacheUse, ResponseCache
+from tandem.api.response_store import ResponseStore
 from tandem.api.whole_response import ResponseBudget
 from tandem.facts.adapter import Adapter
 from tandem.facts.errors import EngineFailed
@@ -42,6 +43,7 @@ class AppContext:
     intake: Intake
     response_budget: ResponseBudget
     response_cache: ResponseCache
+    response_store: ResponseStore
     adapters: AdapterModels | None = None
 
     def caller_of(self, request: Request) -> Caller:

@@ -1,9 +1,11 @@
 """Fields that bodies of several calls share: kinds of values, what they mean to a client, the
 messages of a conversation and the tools on offer."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
+
+from tandem.api.other_fields import OPENAI, OtherFields
 
 TokenId = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -21,6 +23,8 @@ MODEL = means("A served name, or that of an adapter. Absent: the model that is s
 
 class ModelBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Of any call that a model answers: which one is known before the rest means anything."""
+
+    other_fields: ClassVar[OtherFields] = OPENAI
 
     model: Annotated[str | None, MODEL] = None
 

@@ -12,6 +12,7 @@ from tandem.api.app_context import SYSTEM_FINGERPRINT
 from tandem.api.choice import ChoiceDelta, Presentation, UsageMeter
 from tandem.api.clock_and_entropy import fresh_id, fresh_short_id
 from tandem.api.degradation import Degradation
+from tandem.api.errors import Refusal
 from tandem.api.prompts import Tokens
 from tandem.api.requests import GenerationBody
 from tandem.api.response_cache import ResponseLookup, cache_headers
@@ -71,7 +72,7 @@ class Call:
         """What is known of it once its answer begins."""
         return self.degradation.headers() | cache_headers(self.lookups)
 
-    def fresh_call_id(self, prefix: str) -> str:
+    def fresh_call_id(self, prefix: str = "call_") -> str:
         """For a tool call of its answer."""
         # Mistral's templates refuse results of calls with any other kind of id.
         is_short = self.presentation.tool_format is ToolFormat.MISTRAL
@@ -108,6 +109,10 @@ class ResponseWriter(Protocol):
 
     def stream_end(self, usage: Usage, *, includes_usage: bool) -> bytes:
         """The last events of a stream: `includes_usage` where the client asked for the usage."""
+        ...
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        """The last event of a stream that breaks off."""
         ...
 
     @property

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tandem.api.app_context import AppContext
 from tandem.api.call import Call, ResponseWriter, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta
+from tandem.api.errors import Refusal
 from tandem.api.generation import GenerationSpec, create_answer
 from tandem.api.logprobs import CHAT_LISTS, Shown, TokenJson, chat_items, chat_logprobs
 from tandem.api.openapi import ApiEndpoint
@@ -42,7 +43,7 @@ from tandem.api.responses import (
 from tandem.api.sampling_request import check_choices
 from tandem.api.scaling_request import asks_again, check_scaling
 from tandem.api.search_request import sequences_of
-from tandem.api.streaming import DONE, encoded_event
+from tandem.api.streaming import DONE, encoded_event, error_event
 from tandem.api.tool_choice import tool_use
 from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
 from tandem.facts.errors import InvalidRequest
@@ -50,8 +51,6 @@ from tandem.text.detokenize import TokenBytes
 from tandem.text.model import TextModel
 from tandem.text.reasoning import ReasoningStart
 from tandem.text.tool_calls import MoreArguments, ToolCall
-
-_CALL_ID = "call_"
 
 
 def chat_endpoints(context: AppContext) -> list[ApiEndpoint]:
@@ -174,6 +173,9 @@ class ChatWriter:
             return DONE
         return encoded_event(ChatChunk(**self._head, choices=[], usage=usage)) + DONE
 
+    def error_event(self, refusal: Refusal) -> bytes:
+        return error_event(refusal)
+
     @property
     def logprobs_lists(self) -> Sequence[str]:
         return CHAT_LISTS
@@ -256,7 +258,7 @@ class ChatWriter:
             number = self._called_tools[delta.choice]
             self._called_tools[delta.choice] += 1
             function = FunctionCallDelta(name=part.name, arguments=part.arguments)
-            call_id = self._call.fresh_call_id(_CALL_ID)
+            call_id = self._call.fresh_call_id()
             deltas.append(
                 ToolCallDelta(index=number, id=call_id, type="function", function=function)
             )
@@ -265,7 +267,7 @@ class ChatWriter:
     def _message(self, transcript: Transcript) -> AnswerMessage:
         """Without its texts, which are JSON already."""
         calls = [
-            AnswerToolCall(id=self._call.fresh_call_id(_CALL_ID), function=_function(call))
+            AnswerToolCall(id=self._call.fresh_call_id(), function=_function(call))
             for call in transcript.tool_calls.calls()
         ]
         # Beside calls, no content is null; an empty answer is an empty text.

@@ -6,6 +6,7 @@ Owns the order: detokenise, look for stop strings, split reasoning off, then loo
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from msgspec import UNSET
 
@@ -82,15 +83,17 @@ class ChoiceDelta:
 
     `tokens` are all that were generated, `shown` those that are part of the text, with their
     logprobs; `reasoning_tokens` are those of the former that were reasoning, with its tags, as far
-    as that is known. So many `held_chars` of all its text are not told yet, because a tool call may
-    come of them. `cached_tokens` belongs to the prompt, and so do `prompt_scores`, which come once:
-    of all its tokens but the first.
+    as that is known. So many `calls_before_text` began before its text, if it has any. So many
+    `held_chars` of all its text are not told yet, because a tool call may come of them.
+    `cached_tokens` belongs to the prompt, and so do `prompt_scores`, which come once: of all its
+    tokens but the first.
     """
 
     choice: int
     text: str = ""
     reasoning: str = ""
     tool_calls: list[CallPart] = field(default_factory=list)
+    calls_before_text: int = 0
     tokens: tuple[int, ...] = ()
     shown: Sequence[tuple[int, TokenLogprobs]] = ()
     finish_reason: Finish | None = None
@@ -204,6 +207,8 @@ class ChoiceReader:
             pieces += self._parser.finish()
         delta.text = "".join(piece for piece in pieces if isinstance(piece, str))
         delta.tool_calls = [piece for piece in pieces if not isinstance(piece, str)]
+        before = takewhile(lambda piece: not (piece and isinstance(piece, str)), pieces)
+        delta.calls_before_text = sum(isinstance(piece, ToolCall) for piece in before)
         # What comes behind a call in the same delta may be held as well, and is little.
         self._held_chars = 0 if delta.tool_calls else self._held_chars - len(delta.text)
         delta.held_chars = self._held_chars

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tandem.api.app_context import AppContext
 from tandem.api.call import Call, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta
+from tandem.api.errors import Refusal
 from tandem.api.generation import GenerationSpec, create_answer
 from tandem.api.logprobs import (
     COMPLETION_LISTS,
@@ -38,7 +39,7 @@ from tandem.api.responses import CompletionAnswer, CompletionChoice, CompletionL
 from tandem.api.sampling_request import check_choices
 from tandem.api.scaling_request import asks_again, check_scaling
 from tandem.api.search_request import sequences_of
-from tandem.api.streaming import DONE, encoded_event
+from tandem.api.streaming import DONE, encoded_event, error_event
 from tandem.api.whole_response import (
     CHAR_BYTES,
     ID_BYTES,
@@ -157,6 +158,9 @@ class CompletionWriter:
         if not includes_usage:
             return DONE
         return encoded_event(CompletionAnswer(**self._head, choices=[], usage=usage)) + DONE
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        return error_event(refusal)
 
     @property
     def logprobs_lists(self) -> Sequence[str]:

@@ -52,6 +52,23 @@ class ResponseCacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseStoreConfig:
+    """Responses that later calls may go on from: at most `limit_bytes` of them (0: none are kept)
+    and `limit_responses`, each until nobody has used it for `lifetime_s`."""
+
+    limit_bytes: int = 64 << 20
+    limit_responses: int = 10_000
+    lifetime_s: float = 24 * 3600.0
+
+    def __post_init__(self) -> None:
+        if self.limit_bytes < 0:
+            raise InvalidConfiguration("api.response_store.limit_bytes must not be negative")
+        for name in ("limit_responses", "lifetime_s"):
+            if getattr(self, name) <= 0:
+                raise InvalidConfiguration(f"api.response_store.{name} must be positive")
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """Limits and access of the HTTP server.
 
@@ -83,6 +100,7 @@ class ApiConfig:
     body_timeout_s: float = 60.0
     parse_special_tokens: bool = False
     response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
+    response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
 
     def __post_init__(self) -> None:
         for name in (

@@ -59,14 +59,17 @@ class Refusal:
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def openai_body(self) -> bytes:
-        detail = ErrorDetail(
+    def detail(self) -> ErrorDetail:
+        """As clients see it."""
+        return ErrorDetail(
             message=_shown(self.message, _MESSAGE_CHARS),
             type=_TYPES.get(self.status, "invalid_request_error"),
             param=None if self.param is None else _shown(self.param, _PARAM_CHARS),
             code=self.code,
         )
-        return msgspec.json.encode(ErrorAnswer(error=detail))
+
+    def openai_body(self) -> bytes:
+        return msgspec.json.encode(ErrorAnswer(error=self.detail()))
 
     def anthropic_body(self, request_id: str) -> bytes:
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
@@ -78,7 +81,7 @@ class Refusal:
         return msgspec.json.encode(MessageError(error=detail, request_id=request_id))
 
 
-# Where the scope of a call has what it was refused with, for whoever writes down how calls end.
+# Where the scope of a call has what it was refused with.
 REFUSAL = "tandem.refusal"
 
 
@@ -91,22 +94,15 @@ def calls_anthropic(scope: Scope) -> bool:
 
 def error_response(scope: Scope, refusal: Refusal) -> Response:
     """The answer to a refused call, in the shape of the API that it called."""
-    body, headers = _noted_body(scope, refusal), dict(refusal.headers)
-    return Response(body, refusal.status, headers, media_type="application/json")
+    note_refusal(scope, refusal)
+    anthropic = calls_anthropic(scope)
+    body = refusal.anthropic_body(scope.get(REQUEST_ID, "")) if anthropic else refusal.openai_body()
+    return Response(body, refusal.status, dict(refusal.headers), media_type="application/json")
 
 
-def error_event(scope: Scope, refusal: Refusal) -> bytes:
-    """The last event of a stream that was refused in its middle."""
-    name = b"event: error\n" if calls_anthropic(scope) else b""
-    return b"%bdata: %b\n\n" % (name, _noted_body(scope, refusal))
-
-
-def _noted_body(scope: Scope, refusal: Refusal) -> bytes:
-    """In the shape of the API that was called."""
+def note_refusal(scope: Scope, refusal: Refusal) -> None:
+    """For whoever writes down how calls end."""
     scope[REFUSAL] = refusal
-    if calls_anthropic(scope):
-        return refusal.anthropic_body(scope.get(REQUEST_ID, ""))
-    return refusal.openai_body()
 
 
 def retry_header(after_s: float = 1.0) -> dict[str, str]:

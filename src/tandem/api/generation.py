@@ -60,7 +60,7 @@ class GenerationSpec:
     `follow_up` makes the prompts that go on from answers, for calls that need some; `tool_grammar`
     what an answer must be because of its tools, and `calls` which calls that makes well-formed;
     `text_parameters` are those of tools that are texts, and `reasoning_start` says how the answer
-    to a prompt begins.
+    to a prompt begins. `history_bytes` of earlier calls are read with the body, and count with it.
     """
 
     body: GenerationBody
@@ -80,6 +80,7 @@ class GenerationSpec:
     scores_once: bool = False
     scores_end: bool = False
     shows_answer: bool = True
+    history_bytes: int = 0
 
 
 async def create_answer(
@@ -87,16 +88,23 @@ async def create_answer(
     context: AppContext,
     body_type: type[Body],
     spec_of: Callable[[Body], GenerationSpec],
+    *,
+    remembers: bool = False,
 ) -> Response:
-    """Reads and checks a call, and answers it as a stream or at once. Raises `Refused` and
+    """Reads and checks a call, and answers it as a stream or at once; `remembers` where `spec_of`
+    looks at what was kept of earlier calls, which only the event loop may. Raises `Refused` and
     `TandemError` for what cannot run."""
     card = context.generator.card
     with context.holding_body(request) as held:
         sent = await read_body(request, body_type, context.config, held)
         context.check_ready(sent.model)
         adapter = context.adapter_of(sent.model)
-        # Some translate the whole body.
-        spec = await held.run_off_loop(request, lambda: spec_of(sent))
+        if remembers:
+            spec = spec_of(sent)
+        else:
+            # Some translate the whole body.
+            spec = await held.run_off_loop(request, lambda: spec_of(sent))
+        held.hold_bytes(spec.history_bytes)
         body = spec.body
         sampling = sampling_parameters(body, spec.max_tokens, spec.top_logprobs, context.text, card)
         sampling = replace(sampling, prompt_logprobs=spec.prompt_logprobs)

@@ -5,11 +5,12 @@ clients echo or which say nothing about the answer (`cache_control`). `messages_
 what all of it means, and refuses what would change the answer and is not supported.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
 from tandem.api.body_fields import ContentPart, Count, ModelBody, means
+from tandem.api.other_fields import ANTHROPIC, OtherFields
 
 
 class MessageBlock(Struct, kw_only=True):
@@ -98,6 +99,8 @@ class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class MessageCountBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens"""
+
+    other_fields: ClassVar[OtherFields] = ANTHROPIC
 
     messages: Annotated[
         list[InputMessage],

@@ -13,6 +13,7 @@ from msgspec import UNSET, Raw
 
 from tandem.api.call import Call, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta
+from tandem.api.errors import Refusal
 from tandem.api.messages_responses import (
     AnswerBlock,
     BlockDelta,
@@ -67,8 +68,8 @@ class MessagesWriter:
     def delta_event(
         self,
         delta: ChoiceDelta,
-        usage: StreamUsage,  # noqa: ARG002 - counted at the end
-        scaling: Scaled = UNSET,  # noqa: ARG002 - cannot be asked for
+        usage: StreamUsage,
+        scaling: Scaled = UNSET,
     ) -> bytes | None:
         events: list[bytes] = []
         if not self._begun:
@@ -89,10 +90,13 @@ class MessagesWriter:
             self._end = _end_of(delta.finish_reason, delta.stop_reason)
         return b"".join(events) or None
 
-    def stream_end(self, usage: Usage, *, includes_usage: bool) -> bytes:  # noqa: ARG002 - always
+    def stream_end(self, usage: Usage, *, includes_usage: bool) -> bytes:
         assert self._end is not None
         last = MessageDelta(delta=self._end, usage=_message_usage(usage))
         return named_event(last) + named_event(MessageStop())
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        return b"event: error\ndata: %b\n\n" % refusal.anthropic_body(self._call.caller.call_id)
 
     @property
     def logprobs_lists(self) -> Sequence[str]:
@@ -102,10 +106,10 @@ class MessagesWriter:
     def shared_bytes(self) -> int:
         return 0
 
-    def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:  # noqa: ARG002
+    def logprobs_items(self, delta: ChoiceDelta) -> Sequence[bytes]:
         return ()
 
-    def keep_prompt_scores(self, delta: ChoiceDelta) -> int:  # noqa: ARG002
+    def keep_prompt_scores(self, delta: ChoiceDelta) -> int:
         return 0
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
@@ -128,7 +132,7 @@ class MessagesWriter:
     def answer_frame(
         self,
         usage: Usage,
-        scaling: Scaled = UNSET,  # noqa: ARG002
+        scaling: Scaled = UNSET,
     ) -> tuple[bytes, bytes]:
         answer = _encode(self._answer(_message_usage(usage)))
         return split_at_field(answer, b"content", _NO_CHOICE)

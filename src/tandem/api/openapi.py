@@ -15,6 +15,8 @@ from starlette.routing import Route
 
 from tandem.api import requests, responses
 from tandem.api.auth import OPEN_PATHS
+from tandem.api.messages_requests import MessageCountBody
+from tandem.api.responses_body import ConversationBody
 from tandem.api.unsupported_fields import unsupported_fields
 
 _OPENAPI_VERSION = "3.1.0"
@@ -23,7 +25,7 @@ _ERRORS = {
     400: "The request holds what it must not",
     401: "The API key is missing or wrong",
     403: "A web page of another origin, or a caller who is no operator",
-    404: "No such model",
+    404: "No such model, or response",
     408: "The request did not arrive in time",
     413: "The body is too large",
     415: "The body is not JSON",
@@ -149,7 +151,8 @@ def _schemas(endpoints: Sequence[ApiEndpoint]) -> Document:
     named = dict.fromkeys((*read, *answers, *written))
     _, types = msgspec.json.schema_components(named, ref_template=_REF)
     for body in read:
-        types[body.__name__]["properties"] |= unsupported_fields(body)
+        if issubclass(body, requests.GenerationBody | ConversationBody | MessageCountBody):
+            types[body.__name__]["properties"] |= unsupported_fields(body)
     prompt = types["CompletionBody"]["properties"]["prompt"]
     types["CompletionBody"]["properties"]["prompt"] = {
         **deepcopy(requests.PROMPT_SCHEMA),

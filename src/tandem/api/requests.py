@@ -48,6 +48,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "CompletionBody": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0},
     "MessagesBody": {"messages": _CHAT_MESSAGES, "max_tokens": 64},
     "MessageCountBody": {"messages": _CHAT_MESSAGES},
+    "ResponsesBody": {"input": "Hello!", "max_output_tokens": 64},
+    "ConversationBody": {"input": "Hello!"},
     "TokenizeBody": {"messages": _CHAT_MESSAGES},
     "DetokenizeBody": {"tokens": [72, 105]},
     "LoadAdapterBody": {"lora_name": "sql", "lora_path": "/adapters/sql"},
@@ -67,7 +69,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Annotated[bool | None, means("Accepted without effect.")] = None
 
 
-def _with_client_fields(body: type[Struct]) -> Any:
+def with_client_fields(body: type[Struct]) -> Any:
     """The body type with a field more for each that `SamplingParameters` and `Request` declare as
     a client's to set."""
     declared: list[tuple[str, Any, Any]] = []
@@ -79,6 +81,7 @@ def _with_client_fields(body: type[Struct]) -> Any:
         body.__name__,
         declared,
         bases=(body,),
+        namespace={"__doc__": body.__doc__},
         kw_only=True,
         forbid_unknown_fields=True,
         module=body.__module__,
@@ -133,7 +136,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     whitespace_pattern: Annotated[str | None, _WHITESPACE] = None
 
 
-@_with_client_fields
+@with_client_fields
 class GenerationBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
     """What both generating calls share, beside what is declared where it is stored."""
 

@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tandem.api.errors import Refused, error_event, refusal_of
+from tandem.api.errors import Refusal, Refused, note_refusal, refusal_of
 from tandem.facts.errors import TandemError
 
 Result = TypeVar("Result")
@@ -31,6 +31,11 @@ def named_event(payload: msgspec.Struct) -> bytes:
     """One server-sent event with a name: the tag of its payload."""
     name = str(payload.__struct_config__.tag).encode()
     return b"event: %b\ndata: %b\n\n" % (name, _encoder.encode(payload))
+
+
+def error_event(refusal: Refusal) -> bytes:
+    """The event of an error in OpenAI's usual shape."""
+    return b"data: " + refusal.openai_body() + b"\n\n"
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -84,9 +89,12 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         late_headers: Callable[[], Mapping[str, str]] = dict,
+        failed_event: Callable[[Refusal], bytes] = error_event,
     ) -> None:
-        """`late_headers` gives what is known once the first event is there."""
+        """`late_headers` gives what is known once the first event is there, `failed_event` makes
+        the last one of a stream that breaks off."""
         self._events = events
+        self._failed_event = failed_event
         self._late_headers = late_headers
         self._started = False
         self.status_code = 200
@@ -112,7 +120,9 @@ class EventStream(Response):
         except TandemError as error:
             if not self._started:
                 raise
-            data = error_event(scope, refusal_of(error))
+            refusal = refusal_of(error)
+            note_refusal(scope, refusal)
+            data = self._failed_event(refusal)
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,94 +1,22 @@
-"""Fields that other servers' bodies have and ours do not: those that cannot change an answer are
-ignored, others are refused by name, never ignored in silence."""
+"""What becomes of fields that a body has and its type does not: those that cannot change an answer
+are ignored, others are refused by name, never ignored in silence."""
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from msgspec import Struct
 
+from tandem.api.body_fields import ModelBody
 from tandem.api.errors import Refusal, Refused
+from tandem.api.other_fields import OPENAI, OtherFields
 
 # In the API schema, marks such a field: "ignored" or "refused".
 SUPPORT = "x-support"
 
 
-@dataclass(frozen=True, slots=True)
-class OtherFields:
-    """Fields of one API by name: those that are `ignored`, and those that are `refused` unless they
-    are null or have one of these values, which ask for nothing beyond what every answer is."""
-
-    ignored: frozenset[str]
-    refused: Mapping[str, tuple[object, ...]]
-
-
-# What is ignored changes nothing of the tokens or the text of an answer: no tokenizer that is used
-# here would put spaces between special tokens.
-_OPENAI = OtherFields(
-    frozenset(
-        {
-            "user",
-            "metadata",
-            "store",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "request_id",
-            "guided_decoding_backend",
-            "spaces_between_special_tokens",
-        }
-    ),
-    {
-        "audio": (),
-        "modalities": (["text"],),
-        "prediction": (),
-        "functions": ([],),
-        "function_call": (),
-        "web_search_options": (),
-        "reasoning_effort": (),
-        "verbosity": (),
-        "suffix": ("",),
-        "logits_processors": (),
-        "chat_template": (),
-        "documents": ([],),
-        "mm_processor_kwargs": (),
-        "kv_transfer_params": (),
-        "logprob_token_ids": (),
-    },
-)
-# Prefixes are cached by themselves, whatever `cache_control` marks.
-_ANTHROPIC = OtherFields(
-    frozenset(
-        {
-            "metadata",
-            "service_tier",
-            "cache_control",
-            "speed",
-            "diagnostics",
-            "user_profile_id",
-            "workspace_id",
-        }
-    ),
-    {
-        "container": (),
-        "mcp_servers": ([],),
-        "context_management": ({}, {"edits": []}),
-        "inference_geo": (),
-    },
-)
-# By the name of a body's type.
-_OF_BODIES: Mapping[str, OtherFields] = {
-    "ChatBody": _OPENAI,
-    "CompletionBody": _OPENAI,
-    "MessagesBody": _ANTHROPIC,
-    "MessageCountBody": _ANTHROPIC,
-}
-
-
 def own_fields(document: Mapping[str, object], body_type: type[Struct]) -> dict[str, object]:
     """The part of a body that `body_type` describes. Raises `Refused` naming any other field."""
-    known, others = body_type.__struct_fields__, _OF_BODIES.get(body_type.__name__, _OPENAI)
+    known, others = body_type.__struct_fields__, _others(body_type)
     own = {}
     for name, value in document.items():
         if name in known:
@@ -101,25 +29,31 @@ def own_fields(document: Mapping[str, object], body_type: type[Struct]) -> dict[
 def unsupported_fields(body_type: type[Struct]) -> dict[str, object]:
     """JSON schemas of all that a body of this type may have beside its own fields, by name. The
     values of a refused one ask for nothing."""
-    others = _OF_BODIES.get(body_type.__name__)
-    if others is None:
-        return {}
-    ignored: dict[str, object] = {name: {SUPPORT: "ignored"} for name in sorted(others.ignored)}
-    refused = {
-        name: {SUPPORT: "refused", "enum": [None, *neutral]}
-        for name, neutral in sorted(others.refused.items())
+    known, others = body_type.__struct_fields__, _others(body_type)
+    ignored = sorted(others.ignored.difference(known))
+    return {name: {SUPPORT: "ignored"} for name in ignored} | {
+        name: {SUPPORT: "refused", "enum": [None, *others.refused[name]]}
+        for name in sorted(others.refused.keys() - known)
     }
-    return ignored | refused
+
+
+def unsupported(param: str, problem: str) -> Refused:
+    """A known field, or a value of one, that this server does not support."""
+    return Refused(Refusal(400, f"{param} {problem}", "unsupported_parameter", param))
+
+
+def _others(body_type: type[Struct]) -> OtherFields:
+    return body_type.other_fields if issubclass(body_type, ModelBody) else OPENAI
 
 
 def _check_unsupported(
     name: str, value: object, known: tuple[str, ...], refused: Mapping[str, tuple[object, ...]]
 ) -> None:
     if name in refused:
-        if value is None or value in refused[name]:
+        # In Python 0 is False; in JSON it is not.
+        if value is None or (type(value), value) in [(type(v), v) for v in refused[name]]:
             return
-        message = f"{name} is not supported by this server"
-        raise Refused(Refusal(400, message, "unsupported_parameter", name))
+        raise unsupported(name, "is not supported by this server")
     close = difflib.get_close_matches(name[:64], known, n=1)
     remedy = f"; did you mean {close[0]!r}?" if close else ""
     # A hostile name may be megabytes long.

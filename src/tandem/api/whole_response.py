@@ -228,19 +228,21 @@ class Transcript:
     """Grows by deltas; complete once `finish_reason` is set. Its `index` is that of the choice in
     the answer: `choice`, unless only some are given. Text and log-probabilities are kept as
     JSON, the latter in parallel lists with the names `logprobs_lists`; token ids where the client
-    wants them."""
+    wants them. So many `calls_before_text` began before there was any."""
 
     def __init__(self, choice: int, *, logprobs_lists: Sequence[str], keeps_tokens: bool) -> None:
         self.choice = self.index = choice
         self.text = JsonText()
         self.reasoning = JsonText()
         self.tool_calls = CallsSoFar()
+        self.calls_before_text = 0
         self.tokens = array("I")
         self.logprobs = {name: JsonList() for name in logprobs_lists}
         self.has_logprobs = False
         self.finish_reason: Finish | None = None
         self.stop_reason: str | int | None = None
         self._keeps_tokens = keeps_tokens
+        self._has_text = False
         self._held_chars = 0
 
     def add_delta(self, delta: ChoiceDelta, logprobs: Sequence[bytes] = ()) -> int:
@@ -249,6 +251,10 @@ class Transcript:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         more_bytes = self.text.append(delta.text) + self.reasoning.append(delta.reasoning)
+        if not self._has_text:
+            self._has_text = bool(delta.text)
+            calls = sum(isinstance(part, ToolCall) for part in delta.tool_calls)
+            self.calls_before_text += delta.calls_before_text if delta.text else calls
         more_bytes += _HELD_CHAR_BYTES * (delta.held_chars - self._held_chars)
         self._held_chars = delta.held_chars
         for part in delta.tool_calls:

@@ -4,7 +4,13 @@ keys of clients, and whether it may listen where others reach it."""
 import ipaddress
 from collections.abc import Mapping
 
-from tandem.api.config import ApiConfig, ConnectionLimits, KeyFile, ResponseCacheConfig
+from tandem.api.config import (
+    ApiConfig,
+    ConnectionLimits,
+    KeyFile,
+    ResponseCacheConfig,
+    ResponseStoreConfig,
+)
 from tandem.api.key_ring import KeyRing
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import gateway_options
@@ -34,6 +40,11 @@ def api_config(
         max_scaling_samples=options.max_scaling_samples,
         parse_special_tokens=options.parse_special_tokens,
         response_cache=ResponseCacheConfig(options.response_cache_mib << 20, cached_tenants),
+        response_store=ResponseStoreConfig(
+            options.response_store_mib << 20,
+            options.max_stored_responses,
+            options.response_store_hours * 3600.0,
+        ),
         connections=ConnectionLimits(
             head_bytes=options.max_head_kib << 10,
             head_fields=options.max_head_fields,

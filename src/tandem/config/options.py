@@ -270,6 +270,21 @@ class ServeOptions(
             le=1 << 20,
         ),
     ] = 0
+    response_store_mib: Annotated[
+        int,
+        _of_gateways(
+            "MiB of responses (`/v1/responses`) that later calls may go on from; 0: none are kept.",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 64
+    max_stored_responses: Annotated[
+        int, _of_gateways("So many of them at most.", ge=1, le=10_000_000)
+    ] = 10_000
+    response_store_hours: Annotated[
+        float,
+        _of_gateways("Hours after which one that nobody has used is forgotten.", gt=0, le=8760),
+    ] = 24.0
     max_scaling_samples: Annotated[
         int,
         _of_gateways("Samples of a call with `scaling` at most; 0: no such calls.", ge=0, le=64),

@@ -65,7 +65,8 @@ class ChatTemplate:
     """The chat templates of one checkpoint, compiled once.
 
     `cuts` are the strings that they look for in what clients wrote, to take them out or to cut
-    there. Raises `InvalidConfiguration` when a template does not parse.
+    there; `variables` are what they look at. Raises `InvalidConfiguration` when a template does not
+    parse.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class ChatTemplate:
         if "default" not in self._templates:
             raise InvalidConfiguration("the checkpoint has no default chat template")
         self.cuts = frozenset(cut for each in parsed for cut in _cuts(each))
-        self.uses_tools = any("tools" in variables for variables in names)
+        self.variables: frozenset[str] = frozenset().union(*names)
+        self.uses_tools = "tools" in self.variables
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Message], options: ChatOptions
