@@ -3,10 +3,12 @@
 import pytest
 
 from tandem.api.app import build_app
+from tandem.api.auth import OPEN_PATHS
 from tandem.api.config import ApiConfig
 from tandem.api.key_ring import KeyRing
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tests.api.server import client_of
+from tests.waiting import until
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -40,8 +42,9 @@ def test_keys_guard_the_model_and_nothing_else(guarded):
     for key in ("key-one", "key-two"):
         response = guarded.post("/v1/chat/completions", json=CHAT, headers=bearer(key))
         assert response.status_code == 200
-    for path in ("/health", "/ready", "/metrics", "/docs", "/openapi.json", "/version"):
+    for path in OPEN_PATHS:
         assert guarded.get(path).status_code == 200
+    assert guarded.get("/tokenizer_info").status_code == 401
 
 
 def test_pages_of_allowed_origins_may_call(guarded):
@@ -87,6 +90,34 @@ def test_probes(http, generator):
     assert metrics.text == "tandem_up 1\n"
     assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert http.get("/docs").status_code == 200
+
+
+def test_probes_answer_head_without_a_body(http, generator):
+    for failed, status in ((False, 200), (True, 503)):
+        generator.failed = failed
+        for path in ("/health", "/ping"):
+            answer = http.head(path)
+            assert (answer.status_code, answer.content) == (status, b"")
+            assert http.get(path).status_code == status
+            assert answer.headers["x-request-id"]
+    for path in ("/ready", "/metrics", "/load"):
+        assert (http.head(path).status_code, http.head(path).content) == (200, b"")
+
+
+def test_load_counts_calls_until_their_answers_are_sent(http, generator):
+    def load() -> int:
+        return http.get("/load").json()["server_load"]
+
+    assert load() == 0
+    generator.script.hold_after = 1
+    with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True, "n": 2}):
+        generator.wait_until_running(2)
+        # One call, of two sequences; what generates nothing does not count.
+        assert load() == 1
+    generator.wait_until_running(0)
+    until(lambda: load() == 0, 20)
+    assert http.post("/v1/chat/completions", json={}).status_code == 400
+    assert load() == 0
 
 
 def test_not_ready_refuses_work_and_only_that(http, generator):

@@ -116,6 +116,7 @@ def test_examples_name_the_server_and_its_key_where_one_is_needed(generator, tex
         "/v1/responses/input_tokens",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/v1/models",
     }
 

@@ -24,7 +24,7 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-OPERATIONS = 17
+OPERATIONS = 20
 EXAMPLES = 12
 
 

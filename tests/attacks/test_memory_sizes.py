@@ -194,6 +194,8 @@ def test_a_tier_lies_in_the_memory_of_the_host_whatever_the_gpu_has():
 def joining(host: str) -> WorkerSetup:
     """A worker of a pool that others are in already, on this machine or on one of its own."""
     text = CLUSTER.replace("KV", "auto").replace("COUNT", "1").replace(", tensor_parallel: 2", "")
+    # So many that memory bounds what KV they may have.
+    text = text.replace("max-num-seqs: 8", "max-num-seqs: 128")
     text += f"tiers: {{host: {{capacity: {host}}}}}\n"
     cluster = checked(parse(text, "c.yaml"), Path()).cluster
     made = Setups(cluster, fresh_keys(), joins=True)
@@ -207,7 +209,7 @@ def test_a_worker_that_joins_leaves_room_for_its_tier(monkeypatch):
     assert 0 < kv_bytes[1] < kv_bytes[0] - 2**29
     # What its process makes of it, which has to look itself.
     monkeypatch.setattr(
-        "tandem.live.processes.model.machine_facts", lambda: MachineFacts(4, GIB, 0, 0, ())
+        "tandem.live.processes.model.machine_facts", lambda: MachineFacts(4, 2 * GIB, 0, 0, ())
     )
     assert plan_worker(small).model.plan.kv_bytes > 0
     with pytest.raises(InvalidConfiguration, match=r"tiers\.host does not fit .* 2\.0 GiB"):

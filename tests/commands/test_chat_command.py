@@ -53,6 +53,16 @@ def test_complete_reads_a_pipe() -> None:
         assert server.bodies[0]["prompt"] == "from a pipe"
 
 
+def test_complete_goes_on_to_the_end_of_a_sentence_and_beyond_if_told() -> None:
+    with ScriptedServer() as server:
+        tandem("complete", "Once upon", "--url", server.url)
+        tandem("complete", "Once upon", "--url", server.url, "--ignore-eos", "--max-tokens", "9")
+        usual, beyond = server.bodies
+    # The API's own 16 tokens are half a sentence.
+    assert (usual["max_tokens"], "ignore_eos" in usual) == (256, False)
+    assert (beyond["max_tokens"], beyond["ignore_eos"]) == (9, True)
+
+
 def test_complete_with_several_and_logprobs() -> None:
     with ScriptedServer(Script()) as server:
         result = tandem("complete", "x", "--url", server.url, "--n", "2", "--max-tokens", "3")

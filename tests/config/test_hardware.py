@@ -89,6 +89,10 @@ def test_shapes_and_datasheets_may_be_files(tmp_path):
     sheet.write_text((DEVICES / "h100.yaml").read_text().replace("name: h100", "name: mine"))
     assert load_model_shape(str(tmp_path)).label == tmp_path.name
     assert load_model_shape(str(tmp_path / "config.json")).parameters > 0
+    (tmp_path / "model.safetensors").touch()
+    assert load_model_shape(str(tmp_path / "model.safetensors")).label == tmp_path.name
+    with pytest.raises(InvalidConfiguration, match="GGUF"):
+        load_model_shape(str(tmp_path / "model.gguf"))
     assert load_device(str(sheet)).name == "mine"
     worker_cost(WorkerHardware(str(tmp_path), str(sheet)))
 

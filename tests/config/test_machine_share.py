@@ -119,3 +119,13 @@ def test_workers_on_one_gpu_leave_room_for_what_is_beside_the_model(tmp_path, mo
         taken.append((memory, beside))
     (plain, nothing), (less, beside) = taken
     assert nothing == 0 < beside == plain - less
+
+
+def test_workers_on_cpus_have_kv_for_all_their_sequences_and_no_more(tmp_path):
+    text = "model: tandem-mini\npools: [{name: w, device: cpu, count: 2, max_num_seqs: 4}]\n"
+    cluster = live(tmp_path, text).cluster
+    share = MachineShare(cluster, BUNDLED_MODEL, {}, alone=False, joins=False)
+    share.host = MachineFacts(cores=8, free_memory_bytes=64 * GIB)
+    context, token_bytes = 4096, 4 * 2 * 4 * 4 * 32
+    options = share.worker_options(cluster.pools[0])
+    assert int(options.kv_cache_memory) == 4 * context * token_bytes

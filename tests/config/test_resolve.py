@@ -48,6 +48,14 @@ def test_a_laptop_stores_what_the_checkpoint_stores_and_fits_the_context_to_memo
     assert plan.slots.context_tokens == plan.worker.context_tokens < SPEC.context_tokens
 
 
+def test_kv_on_a_cpu_is_for_all_sequences_at_their_longest_and_no_more():
+    plan = resolved(max_num_seqs=2, max_model_len=1024)
+    assert plan.worker.block_count == 2 * 1024 // plan.worker.block_size
+    # What is asked for may be cache as well.
+    asked = resolved(max_num_seqs=2, max_model_len=1024, kv_cache_memory="1GiB")
+    assert asked.worker.block_count == 2 * plan.worker.block_count
+
+
 def test_a_gpu_is_taken_when_there_is_one_and_filled_to_its_share():
     plan = resolved(WORKSTATION, max_num_seqs=256)
     assert plan.device.type == "cuda"

@@ -170,7 +170,7 @@ def test_what_cannot_be_served_is_said_before_anything_starts(folder, tmp_path):
     text = TEXT.format(folder=folder)
     for before, after, words in (
         ("/red", "/nothing", "nothing is no directory"),
-        ("max_lora_rank: 32", "max_lora_rank: 4", "raise --max-lora-rank"),
+        ("max_lora_rank: 32", "max_lora_rank: 4", "raise max-lora-rank"),
         ("enable_lora: true", "enable_lora: false", "needs enable_lora: true"),
     ):
         file = tmp_path / "cluster.yaml"

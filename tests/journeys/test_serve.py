@@ -1,6 +1,7 @@
 """A user's first hour: the bundled model, the real command, the real `openai` client."""
 
 import json
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Literal
@@ -152,10 +153,11 @@ def test_bad_requests_are_refused_and_disturb_nobody(client):
 
 def test_the_terminal_commands_talk_to_it(server):
     completed = run_tandem(
-        "complete", "Hello", "--url", server.url, "--max-tokens", "5", own_process=True
+        "complete", "Tell me a story.", "--url", server.url, "--temperature", "0", own_process=True
     )
     assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.strip()
+    # It ends by itself, with a sentence.
+    assert completed.stdout.strip().endswith(".")
     chatted = run_tandem("chat", "--url", server.url, stdin="Hello!\n")
     assert chatted.returncode == 0, chatted.stderr
     assert chatted.stdout.strip()
@@ -235,6 +237,27 @@ def test_a_second_signal_ends_running_answers_with_an_error_that_the_client_gets
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
         assert process.process.wait(30) == 0
+        assert "waiting for 1 request under way, 10 s at most" in process.process.stdout.read()
+
+
+def test_a_cluster_says_what_its_end_waits_for_and_a_second_signal_kills_it():
+    with serving("--workers", "1", "--kv-cache-memory", "64MiB") as process:
+        client = openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0)
+        stream = client.completions.create(
+            model="tandem-mini",
+            prompt="Once",
+            max_tokens=4000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(stream))
+        process.process.send_signal(signal.SIGINT)
+        told = next(line for line in process.process.stdout if "ending" in line)
+        assert "waiting for 1 request under way, 10 s at most; Ctrl-C again" in told
+        process.process.send_signal(signal.SIGINT)
+        # The answer has ten seconds, which nobody waits for any more.
+        assert process.process.wait(5) == 0
+        assert not accepts_connections(process.url)
 
 
 def accepts_connections(url: str) -> bool:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tandem.kv.layout import EncodedLayout, KvLayout, RegionLayout
 from tandem.kv.region import WARM_BYTES, SharedRegion, mapped
 from tandem.kv.store import KvStore, exported_pool
+from tests.waiting import until
 
 LAYOUT = KvLayout(layers=3, kv_heads=2, block_size=4, head_dim=8, dtype="bfloat16")
 
@@ -148,6 +150,37 @@ def test_memory_is_there_before_it_is_touched():
     assert os.fstat(shared.region.descriptor).st_blocks * 512 == pages * mmap.PAGESIZE
     assert shared.view[7] == 7
     assert shared.view.astype(bool).sum() == 1
+    shared.release_region()
+
+
+def test_memory_that_is_not_used_is_not_taken():
+    ahead_bytes = 4 * WARM_BYTES
+    shared = SharedRegion.create(8 << 30, "ahead")
+    watcher = os.dup(shared.region.descriptor)
+
+    def taken_bytes():
+        return os.fstat(watcher).st_blocks * 512
+
+    shared.warm(ahead_bytes)
+    until(lambda: taken_bytes() >= ahead_bytes, 20)
+    shared.used_to(2 * WARM_BYTES)
+    shared.used_to(WARM_BYTES)
+    until(lambda: taken_bytes() >= 2 * WARM_BYTES + ahead_bytes, 20)
+    shared.release_region()
+    # Its thread has ended; no more was ever wanted.
+    assert taken_bytes() == 2 * WARM_BYTES + ahead_bytes
+    os.close(watcher)
+
+
+def test_a_store_tells_how_far_it_is_used():
+    layout = RegionLayout(LAYOUT, 5)
+    shared = SharedRegion.create(layout.bytes, "used")
+    told = []
+    exported = exported_pool(shared.view, layout, told.append)
+    store = KvStore(LAYOUT, 5, torch.device("cpu"), exported)
+    store.invalidate_blocks(np.array([3, 1], dtype=np.int32))
+    store.invalidate_blocks(np.array([], dtype=np.int32))
+    assert told == [layout.block_offset(3) + LAYOUT.block_bytes]
     shared.release_region()
 
 

@@ -176,7 +176,7 @@ def test_a_journal_takes_a_gateway(tmp_path, monkeypatch):
         (Shape(prefill=2), "--prefill alone cannot serve; give --decode"),
         (Shape(decode=1), "--decode alone cannot serve; give --prefill"),
         (Shape(caches=Caches(disk_cache_dir=Path("/kv"))), "--disk-cache-dir needs a size, too"),
-        (Shape(caches=Caches(host_cache="much")), "^tandem serve: .*expected a size"),
+        (Shape(caches=Caches(host_cache="much")), "^--host-cache: expected a size"),
         (
             Shape(tensor_parallel=2, caches=Caches(host_cache="1MiB")),
             "tiers are for workers of one rank in this version",

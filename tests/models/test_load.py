@@ -229,6 +229,33 @@ def test_a_mistyped_path(name):
         find_model(name)
 
 
+@pytest.mark.parametrize("file", ["config.json", SINGLE, "model-00001-of-00002.safetensors", INDEX])
+def test_a_file_of_a_checkpoint_is_understood_as_its_folder(tmp_path, file):
+    (tmp_path / file).touch()
+    assert find_model(str(tmp_path / file)) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("model.gguf", "is a GGUF file, which Tandem cannot read yet"),
+        ("pytorch_model.bin", "is a file; give the folder"),
+        ("tokenizer.json", "is a file; give the folder"),
+    ],
+)
+def test_another_file_is_no_model(tmp_path, file, words):
+    (tmp_path / file).touch()
+    with pytest.raises(InvalidConfiguration, match=words):
+        find_model(str(tmp_path / file))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "x.gguf", "some/config.json"])
+def test_a_file_that_is_not_there_is_no_name_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidConfiguration, match=r"is no directory|is a GGUF file"):
+        find_model(name)
+
+
 @pytest.mark.parametrize("name", ["nobody/nothing-at-all", "not a name!"])
 def test_a_name_that_the_hub_cannot_give(name, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

@@ -29,8 +29,15 @@ from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
 from tandem.api.rate_limit_headers import NAMES as RATE_LIMIT_HEADERS
 from tandem.api.response_cache import ResponseCache
 from tandem.api.response_store import ResponseStore
-from tandem.api.responses import ModelEntry, ModelList, StatusAnswer, VersionAnswer
+from tandem.api.responses import (
+    LoadAnswer,
+    ModelEntry,
+    ModelList,
+    StatusAnswer,
+    VersionAnswer,
+)
 from tandem.api.responses_api import responses_endpoints
+from tandem.api.server_load import ServerLoad
 from tandem.api.streaming import ClientGone
 from tandem.api.tokenization import token_endpoints
 from tandem.api.whole_response import ResponseBudget
@@ -51,13 +58,15 @@ def build_app(
     ring: KeyRing | None = None,
     cache: ResponseCache | None = None,
     adapters: AdapterModels | None = None,
+    load: ServerLoad | None = None,
 ) -> Starlette:
     """The HTTP application over `generator`, in the shapes of OpenAI's and of Anthropic's API; an
     ASGI server runs it. A `log` gets a line for each call; `ring` and `cache` are those of
     `config`, for whoever changes them later; `adapters` are served as models of their own (None:
-    there can be none).
+    there can be none); `load` counts calls.
     Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
+    load = load or ServerLoad()
     context = AppContext(
         generator,
         text,
@@ -74,11 +83,12 @@ def build_app(
         *completion_endpoints(context),
         *messages_endpoints(context),
         *token_endpoints(context),
-        *probe_endpoints(context, log),
+        *probe_endpoints(context, load, log),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
     ]
     openapi = openapi_maker("Tandem", VERSION, endpoints, has_keys=config.has_keys)
-    routes = [each.route for each in endpoints]
+    # Those whose answers may stream are those that generate.
+    routes = [load.counting(each.route) if each.events else each.route for each in endpoints]
     app = Starlette(
         routes=[*routes, document_route(openapi), reference_route(openapi)],
         middleware=_middleware(config, log, ring or KeyRing(config)),
@@ -152,7 +162,9 @@ async def _unexpected(request: Request, _: Exception) -> Response:
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def probe_endpoints(context: AppContext, log: LineSink | None = None) -> list[ApiEndpoint]:
+def probe_endpoints(
+    context: AppContext, load: ServerLoad, log: LineSink | None = None
+) -> list[ApiEndpoint]:
     """The endpoints that only read. `/health` says alive, `/ready` says may take requests."""
     logs = CollectorRegistry()
     if log is not None:
@@ -180,6 +192,10 @@ def probe_endpoints(context: AppContext, log: LineSink | None = None) -> list[Ap
         healthy = not context.generator.failed
         return _json_response(StatusAnswer(status="ok" if healthy else "failed"), _status(healthy))
 
+    async def ping(request: Request) -> Response:
+        """As /health, under the name that SageMaker asks for."""
+        return await health(request)
+
     async def ready(_: Request) -> Response:
         """503 while no request can be served. For readiness probes and load balancers."""
         is_ready = context.generator.ready
@@ -190,6 +206,10 @@ def probe_endpoints(context: AppContext, log: LineSink | None = None) -> list[Ap
         """Metrics in the Prometheus text format."""
         text = context.generator.metrics_text() + context.response_cache.metrics_text()
         return Response(text + generate_latest(logs), headers={"Content-Type": _EXPOSITION})
+
+    async def server_load(_: Request) -> Response:
+        """How many generating calls are being answered here, those included that wait."""
+        return _json_response(LoadAnswer(server_load=load.calls))
 
     async def show_version(_: Request) -> Response:
         """The version of this server."""
@@ -206,8 +226,10 @@ def probe_endpoints(context: AppContext, log: LineSink | None = None) -> list[Ap
             answer=ModelEntry,
         ),
         ApiEndpoint("GET", "/health", health, "Server", answer=StatusAnswer),
+        ApiEndpoint("GET", "/ping", ping, "Server", answer=StatusAnswer),
         ApiEndpoint("GET", "/ready", ready, "Server", answer=StatusAnswer),
         ApiEndpoint("GET", "/metrics", metrics, "Server"),
+        ApiEndpoint("GET", "/load", server_load, "Server", answer=LoadAnswer),
         ApiEndpoint("GET", "/version", show_version, "Server", answer=VersionAnswer),
     ]
 

@@ -14,7 +14,9 @@ from tandem.api.errors import REQUEST_ID, Refusal, calls_anthropic, error_respon
 from tandem.api.key_ring import KeyRing, digest_of
 
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset(
+    {"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/docs", "/openapi.json"}
+)
 # Where the scope of a call says whose key it came with.
 TENANT = "tandem.tenant"
 # And which key that was: a digest, which no tenant is called.

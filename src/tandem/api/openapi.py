@@ -33,7 +33,7 @@ _ERRORS = {
     429: "Too busy; try again after Retry-After seconds",
     431: "The request head is too large",
     500: "The server failed",
-    503: "The engine is not ready or failed",
+    503: "The engine is not ready or failed, or the server is full",
 }
 # Only a call that carries a body can meet these.
 _BODY_ERRORS = {403, 413, 415, 429}

@@ -246,6 +246,28 @@ class DetokenizeAnswer(Struct, kw_only=True):
     prompt: str
 
 
+class AddedToken(Struct, kw_only=True):
+    content: str
+    special: bool
+
+
+class TokenizerInfoAnswer(Struct, kw_only=True):
+    """Special tokens are null where the checkpoint has none; `added_tokens_decoder` is by token
+    id."""
+
+    tokenizer_class: str | None
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    sep_token: str | None
+    pad_token: str | None
+    cls_token: str | None
+    mask_token: str | None
+    added_tokens_decoder: dict[str, AddedToken]
+    model_max_length: int
+
+
 class AdapterAnswer(Struct, kw_only=True):
     lora_name: str
     status: Literal["loaded", "unloaded"]
@@ -253,6 +275,10 @@ class AdapterAnswer(Struct, kw_only=True):
 
 class StatusAnswer(Struct, kw_only=True):
     status: str
+
+
+class LoadAnswer(Struct, kw_only=True):
+    server_load: int
 
 
 class VersionAnswer(Struct, kw_only=True):

@@ -1,4 +1,5 @@
-"""POST /tokenize and POST /detokenize: a text or a chat as token ids, and back."""
+"""POST /tokenize and POST /detokenize: a text or a chat as token ids, and back. GET
+/tokenizer_info: what clients need that render chats themselves."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,17 +13,23 @@ from tandem.api.openapi import ApiEndpoint
 from tandem.api.prompts import Tokens, chat_prompt, check_tokens
 from tandem.api.request_body import read_body
 from tandem.api.requests import DetokenizeBody, TokenizeBody
-from tandem.api.responses import DetokenizeAnswer, TokenizeAnswer
+from tandem.api.responses import (
+    AddedToken,
+    DetokenizeAnswer,
+    TokenizeAnswer,
+    TokenizerInfoAnswer,
+)
 from tandem.api.whole_response import CHUNK_BYTES, HeldResponse, WholeResponse
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.serving import ModelCard
+from tandem.text.tokenizer import SPECIAL_TOKEN_KEYS
 
 Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 _COUNTED_TOKENS = 64 << 10
 
 
 def token_endpoints(context: AppContext) -> list[ApiEndpoint]:
-    """Both token endpoints over `context`. They work before the engine is ready."""
+    """The token endpoints over `context`. They work before the engine is ready."""
 
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation under the chat template."""
@@ -32,7 +39,13 @@ def token_endpoints(context: AppContext) -> list[ApiEndpoint]:
         """The text of token ids, special tokens included."""
         return await _answer(request, context, DetokenizeBody, _detokenized)
 
+    async def tokenizer_info(_: Request) -> Response:
+        """The chat template and the special tokens, as in the model's tokenizer_config.json."""
+        answer = _tokenizer_info(context)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
     return [
+        ApiEndpoint("GET", "/tokenizer_info", tokenizer_info, "Tokens", answer=TokenizerInfoAnswer),
         ApiEndpoint(
             "POST", "/tokenize", tokenize, "Tokens", body=TokenizeBody, answer=TokenizeAnswer
         ),
@@ -94,3 +107,19 @@ def _detokenized(body: DetokenizeBody, context: AppContext) -> DetokenizeAnswer:
     check_tokens("tokens", body.tokens, context.generator.card)
     text = context.text.tokenizer.decode(body.tokens, skip_special_tokens=False)
     return DetokenizeAnswer(prompt=text)
+
+
+def _tokenizer_info(context: AppContext) -> TokenizerInfoAnswer:
+    text = context.text
+    added = text.tokenizer.core.get_added_tokens_decoder()
+    special = text.tokenizer.special_tokens
+    return TokenizerInfoAnswer(
+        tokenizer_class=text.tokenizer.class_name,
+        chat_template=text.default_template,
+        **{name: special.get(name) for name in SPECIAL_TOKEN_KEYS},
+        added_tokens_decoder={
+            str(i): AddedToken(content=token.content, special=token.special)
+            for i, token in sorted(added.items())
+        },
+        model_max_length=context.generator.card.context_tokens,
+    )

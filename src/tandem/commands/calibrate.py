@@ -14,6 +14,7 @@ from tandem.commands.options import (
     with_options,
 )
 from tandem.commands.terminal import terminal
+from tandem.config.checkpoints import check_model
 from tandem.config.options import read_options
 from tandem.facts.errors import InvalidConfiguration
 
@@ -68,15 +69,18 @@ def calibrate_command(
         raise InvalidConfiguration(
             "cascade-model: models are calibrated one by one; leave it out, and name each as MODEL"
         )
-    calibration = part("calibration")
-    grid = calibration.Grid(
-        _counts("chunks", wanted.chunks, 2),
-        _counts("batches", wanted.batches, 1),
-        _counts("contexts", wanted.contexts, 0),
-        wanted.repeats,
+    counts = (
+        _counts("--chunks", wanted.chunks, 2),
+        _counts("--batches", wanted.batches, 1),
+        _counts("--contexts", wanted.contexts, 0),
     )
     if not wanted.out.parent.is_dir():
-        raise InvalidConfiguration(f"out: there is no directory {wanted.out.parent}; make it first")
+        raise InvalidConfiguration(
+            f"--out: there is no directory {wanted.out.parent}; make it first"
+        )
+    check_model(model, options)
+    calibration = part("calibration")
+    grid = calibration.Grid(*counts, wanted.repeats)
     plan = calibration.CalibrationPlan(
         model=model,
         options=options,
@@ -98,10 +102,10 @@ ROLES = {
 }
 
 
-def _counts(name: str, text: str, least: int) -> tuple[int, ...]:
+def _counts(flag_name: str, text: str, least: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= least for part in parts):
         raise InvalidConfiguration(
-            f"{name} is {text!r}; expected whole numbers from {least} on, with commas between them"
+            f"{flag_name} is {text!r}; expected whole numbers from {least} on, with commas between"
         )
     return tuple(sorted({int(part) for part in parts}))

@@ -35,11 +35,11 @@ from tandem.commands.calibration_load import (
 from tandem.commands.engine_grid import Grid, TimedEngine, engine_record, time_engine
 from tandem.commands.measured_cluster import MeasuredCluster, cluster_text, running
 from tandem.commands.terminal import plain_table, print_warning
+from tandem.config.checkpoints import find_checkpoint
 from tandem.config.environment import BUNDLED_MODEL, host_facts
 from tandem.config.hardware.worker import load_device
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration
-from tandem.models.directory import find_model
 from tandem.report.record import RequestOutcome
 from tandem.report.statistics import Distribution, distribution, tpots_ns, ttfts_ns
 
@@ -78,7 +78,7 @@ class CalibrationPlan:
 
 def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
     """Measure, show, write. Raises `InvalidConfiguration`, or what a request failed with."""
-    directory = model_directory(plan)
+    directory = find_checkpoint(plan.model, plan.options.revision)
     options = on_this_machine(plan)
     engine, resolved = time_engine(directory, options, plan.grid, console)
     record = engine_record(engine)
@@ -126,10 +126,6 @@ def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
                 console.print(_comparison_table(found, adjusted, longer))
 
 
-def model_directory(plan: CalibrationPlan) -> Path:
-    return BUNDLED_MODEL if plan.model is None else find_model(plan.model, plan.options.revision)
-
-
 def on_this_machine(plan: CalibrationPlan) -> ServeOptions:
     """The engine is timed on the device that the cluster's workers have, and each of them has its
     share of the cores, unless the user says how many. Raises `InvalidConfiguration`."""
@@ -139,8 +135,8 @@ def on_this_machine(plan: CalibrationPlan) -> ServeOptions:
     device = "cpu" if load_device(plan.datasheet).name == "cpu" else "cuda"
     if options.device not in ("auto", device):
         raise InvalidConfiguration(
-            f"datasheet is {plan.datasheet} and device is {options.device}; name the datasheet of "
-            "the device that is measured, as --datasheet h100"
+            f"--datasheet is {plan.datasheet} and --device is {options.device}; name the datasheet "
+            "of the device that is measured, as --datasheet h100"
         )
     threads = options.threads or max(1, host_facts().cores // workers)
     return msgspec.structs.replace(options, device=device, threads=threads)

@@ -75,6 +75,11 @@ class Screen:
         print_warning(self._console, check_exposure(options, has_keys=closed))
         print_ready(self._console, name, run.url, needs_key=closed, stops=self._stops)
 
+    def ending(self, requests: int, most_s: float) -> None:
+        """What the end waits for. Whoever stops it from elsewhere has no Ctrl-C."""
+        text = ending_text(requests, most_s)
+        self.phase(text if "Ctrl-C" in self._stops else text.partition(";")[0])
+
     def left_behind(self, folder: Path) -> None:
         self._console.print(f"Logs are left in {folder}", soft_wrap=True)
 
@@ -126,12 +131,18 @@ async def _run(
         if visit is not None:
             visits.append(asyncio.create_task(until_visited(visit, stop)))
 
-    view = View(screen.phase, screen.notice, ready)
+    view = View(screen.phase, screen.notice, ready, screen.ending)
     launcher = _make_launcher(file.cluster, screen.notice)
     run = ClusterRun(file, directory, view, limits=limits, launcher=launcher)
     loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        if stop.is_set():
+            run.end_now()
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled)
     try:
         await run.run(stop)
         await asyncio.gather(*visits)
@@ -151,6 +162,14 @@ async def until_visited(visit: Visit, stop: asyncio.Event) -> None:
         for task in (visiting, stopping):
             task.cancel()
         await asyncio.gather(visiting, stopping, return_exceptions=True)
+
+
+def ending_text(requests: int, most_s: float) -> str:
+    """What a server or cluster waits for that was told to end."""
+    if not requests:
+        return "ending: no request is under way"
+    each = "1 request" if requests == 1 else f"{requests} requests"
+    return f"ending: waiting for {each} under way, {most_s:g} s at most; Ctrl-C again ends at once"
 
 
 def print_ready(console: Console, name: str, url: str, *, needs_key: bool, stops: str) -> None:

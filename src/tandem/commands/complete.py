@@ -16,11 +16,17 @@ from tandem.bench.load import COMPLETION_PATH
 from tandem.commands.options import SamplingOptions, ServerOptions, flag, flags, with_options
 from tandem.commands.terminal import plain_table, print_plain, write_now
 
+# The API's own default is 16, which is the middle of a sentence.
+USUAL_TOKENS = 256
+
 
 @flags
 class CompletionOptions:
     """How many continuations, and what is shown of them."""
 
+    ignore_eos: bool = flag(
+        "Go on past the model's own end, up to --max-tokens.", "--ignore-eos", default=False
+    )
     n: int = flag("Continuations of the text.", default=1, min=1)
     logprobs: int | None = flag(
         "Show each token with so many likely alternatives.", default=None, min=0
@@ -34,12 +40,14 @@ def complete(
     sampling: SamplingOptions,
     options: CompletionOptions,
 ) -> None:
-    """Continue a text with a served model.
+    """Continue a text with a served model, to its own end or for 256 tokens (--max-tokens).
 
     One continuation streams; several, or those with log-probabilities, are shown when complete.
     """
     prompt = sys.stdin.read() if text == "-" else text
-    body = {"prompt": prompt, **sampling.fields()}
+    body = {"prompt": prompt, "max_tokens": USUAL_TOKENS, **sampling.fields()}
+    if options.ignore_eos:
+        body["ignore_eos"] = True
     if options.n > 1:
         body["n"] = options.n
     if options.logprobs is not None:

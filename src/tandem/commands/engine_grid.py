@@ -80,7 +80,7 @@ def time_engine(
     shapes = grid.shapes(plan)
     if not shapes:
         raise InvalidConfiguration(
-            "no step of this grid fits; choose smaller chunks, batches and contexts"
+            "no step of this grid fits; choose smaller --chunks, --batches and --contexts"
         )
     with console.status(f"timing {len(shapes)} kinds of steps …"):
         samples = time_steps(engine, plan, shapes, grid.repeats)

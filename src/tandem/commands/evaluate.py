@@ -17,6 +17,7 @@ from tandem.bench.tasks.evaluation import EvaluationSettings, SuiteScore, choose
 from tandem.commands.late_imports import part
 from tandem.commands.options import ServerOptions, flag, flags, with_options
 from tandem.commands.terminal import plain_table, print_title, progress_bars
+from tandem.config.checkpoints import check_model
 from tandem.config.options import ServeOptions
 from tandem.report.documents import require_folder, write_json
 
@@ -132,9 +133,10 @@ def _document(name: str, seed: int, scores: Sequence[SuiteScore]) -> dict[str, A
 async def _evaluate_here(
     server: ServerOptions, options: EvaluationOptions
 ) -> tuple[str, list[SuiteScore]]:
+    checkpoint = str(options.checkpoint) if options.checkpoint else None
+    check_model(checkpoint, ServeOptions())
     # torch takes seconds to import; who measures a running server should not wait for it.
     assembly = part("server")
-    checkpoint = str(options.checkpoint) if options.checkpoint else None
     here = assembly.assemble(checkpoint, ServeOptions())
     async with assembly.served_in_process(here) as url:
         # A key in the environment guards this server too.

@@ -8,13 +8,15 @@ import typer
 from tandem.commands.late_imports import part
 from tandem.commands.options import with_options
 from tandem.commands.terminal import terminal
-from tandem.config.environment import BUNDLED_MODEL
-from tandem.models.directory import find_model
+from tandem.config.checkpoints import find_checkpoint
+from tandem.config.options import ServeOptions
 
 
 @with_options
 def merge_command(
-    model: Annotated[str, typer.Argument(help="Folder of the model, or its name on the hub.")],
+    model: Annotated[
+        str, typer.Argument(help="Folder of the model, or its name (bundled, or on the hub).")
+    ],
     adapter: Annotated[Path, typer.Argument(help="Folder of the adapter, as PEFT writes it.")],
     out: Annotated[Path, typer.Argument(help="Folder that is made.")],
 ) -> None:
@@ -23,6 +25,6 @@ def merge_command(
     Its answers are those of the adapter beside the model, up to rounding: merged weights are stored
     in the precision of the model's.
     """
-    directory = BUNDLED_MODEL if model == BUNDLED_MODEL.name else find_model(model)
+    directory = find_checkpoint(model, ServeOptions().revision)
     matrices = part("merging").merge_adapter(directory, adapter.expanduser(), out.expanduser())
     terminal().print(f"{matrices} matrices merged; tandem serve {out}", soft_wrap=True)

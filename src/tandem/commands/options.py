@@ -25,6 +25,7 @@ from typing import (
 import msgspec
 import typer
 
+from tandem.commands.option_names import in_keys, in_options_of
 from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration, InvalidRequest, TandemError
 
@@ -37,8 +38,8 @@ GivenOptions = Annotated[Mapping[str, object], ServeOptions]
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        help="Directory of a checkpoint, or a name on the Hugging Face hub. "
-        "Without one, the small bundled model is served.",
+        help="Directory of a checkpoint, a name on the Hugging Face hub, or that of a bundled "
+        "model (tandem-mini, tandem-mini-draft). Without one, tandem-mini.",
         show_default=False,
     ),
 ]
@@ -73,13 +74,15 @@ class ServerOptions:
         "Server address, with or without /v1.", "--url", "--base-url", default=DEFAULT_URL
     )
     model: str | None = flag("Served model name. (default: the server's first)", default=None)
-    api_key: str | None = flag("Sent as bearer token.", default=None, envvar="OPENAI_API_KEY")
+    api_key: str | None = flag(
+        "Sent as bearer token.", default=None, envvar=["TANDEM_API_KEY", "OPENAI_API_KEY"]
+    )
     timeout_s: float = flag("Longest wait for a whole answer.", default=600.0, min=0.001)
 
 
 @flags
 class SamplingOptions:
-    """What is None is not sent: the server's own default holds."""
+    """How the answer is drawn. What is not given is not sent: the server's own default holds."""
 
     max_tokens: int | None = flag(f"Longest answer. {_SERVERS}", default=None, min=1)
     temperature: float | None = flag(f"0 is greedy. {_SERVERS}", default=None, min=0.0)
@@ -113,13 +116,23 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     code 2 for a bad value, 1 for everything else."""
     hints = get_type_hints(command, include_extras=True)
     signature = inspect.signature(command).parameters
+    takes_options = any(_struct(hints[name]) for name in signature)
+
+    def said(error: TandemError, values: Mapping[str, Any]) -> str:
+        if not isinstance(error, InvalidConfiguration):
+            # What a server said stays as it is.
+            return str(error)
+        if not takes_options:
+            return in_keys(str(error), own_flags)
+        given = [name.replace("_", "-") for name in values if values[name] not in (None, [])]
+        return in_options_of(str(error), values.get("config"), given)
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
         try:
             command(**{name: _gathered(name, hints[name], values) for name in signature})
         except TandemError as error:
-            typer.echo(f"tandem: {error}", err=True)
+            typer.echo(f"tandem: {said(error, values)}", err=True)
             misused = isinstance(error, InvalidConfiguration | InvalidRequest)
             raise typer.Exit(2 if misused else 1) from error
 
@@ -131,6 +144,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             parameters += _flags_of_struct(struct)
         else:
             parameters.append(_keyword(name, hints[name], parameter.default))
+    own_flags = frozenset(flag for entry in parameters for flag in _names(entry))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {entry.name: entry.annotation for entry in parameters}
     return run
@@ -167,6 +181,14 @@ def _flags(group: Any) -> Iterator[inspect.Parameter]:
         option.rich_help_panel = title
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default
         yield _keyword(entry.name, Annotated[hints[entry.name], option], default)
+
+
+def _names(parameter: inspect.Parameter) -> list[str]:
+    """Of a flag, as they are typed."""
+    rules = get_args(parameter.annotation)[1:]
+    named = [name for rule in rules for name in getattr(rule, "param_decls", None) or ()]
+    given = [part for name in named for part in name.split("/")]
+    return given or [f"--{parameter.name.replace('_', '-')}"]
 
 
 def _struct(hint: Any) -> type[msgspec.Struct] | None:

@@ -14,7 +14,13 @@ import yaml
 from rich.console import Console
 
 from tandem.api.key_ring import read_key_file
-from tandem.commands.cluster_screen import CTRL_C, Screen, print_ready, run_cluster
+from tandem.commands.cluster_screen import (
+    CTRL_C,
+    Screen,
+    ending_text,
+    print_ready,
+    run_cluster,
+)
 from tandem.commands.late_imports import part
 from tandem.commands.options import (
     ConfigFile,
@@ -27,20 +33,24 @@ from tandem.commands.options import (
 from tandem.commands.terminal import print_detail, print_warning, terminal
 from tandem.commands.which_cluster import state_directory
 from tandem.config.api_options import check_exposure
+from tandem.config.checkpoints import check_model
 from tandem.config.cluster.live import LiveFile, checked
 from tandem.config.cluster.tree import FLAGS, parse
 from tandem.config.cluster.workers import CONNECTORS
 from tandem.config.environment import BUNDLED_MODEL, cache_directory, host_facts, may_have_gpu
 from tandem.config.hardware.worker import bundled_devices
-from tandem.config.options import ServeOptions, read_options
+from tandem.config.options import ServeOptions, parse_bytes, read_options
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.http_server import listen, url_of
+from tandem.live.adapters import check_adapters
+from tandem.live.http_server import PATIENCE_S, listen, url_of
 from tandem.live.launching.state_directory import sweep
 from tandem.live.processes.before_start import check_before_start
 from tandem.live.processes.cluster import RunLimits
-from tandem.live.processes.lifecycle import loop_runner
+from tandem.live.processes.lifecycle import end_within, loop_runner
 
 OWN_NAME = "serve-"
+# After a second Ctrl-C.
+AT_ONCE_S = 1.0
 # A GPU without a datasheet of its own is priced as this one.
 USUAL_GPU = "h100"
 _OWN_PLACE = ("device", "block-size", "max-model-len")
@@ -75,6 +85,14 @@ class Caches:
         if self.disk_cache_dir is not None and not self.disk_cache:
             raise InvalidConfiguration("--disk-cache-dir needs a size, too: --disk-cache 100GiB")
         folder = self.disk_cache_dir or cache_directory() / "serve" / "kv"
+        sizes = {
+            "--host-cache": self.host_cache,
+            "--disk-cache": self.disk_cache,
+            "--shared-cache": self.shared_cache,
+        }
+        for flag_name, size in sizes.items():
+            if size:
+                parse_bytes(size, flag_name)
         named: dict[str, dict[str, object]] = {
             "host": {"capacity": self.host_cache},
             "disk": {"capacity": self.disk_cache, "path": str(folder.expanduser().absolute())},
@@ -146,23 +164,24 @@ def serve_command(
     starts whatever a cluster file describes.
     """
     options = read_options(config, given)
-    exposure = _exposure_of(options)
     logging.basicConfig(level=options.log_level.upper())
     console = terminal()
     if shape.wanted:
         serve_cluster(model, options, shape, console)
         return
-    print_warning(console, exposure)
-    console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
     serve_here(model, options, console)
 
 
 def serve_here(model: str | None, options: ServeOptions, console: Console) -> None:
     """Load, listen and serve until a signal ends it. Raises `InvalidConfiguration`."""
-    # torch takes seconds to import; the other ways to serve do without it.
-    assembly = part("server")
     # The address is taken before the model is loaded: a taken port is said at once.
     with listen(options.host, options.port) as listener:
+        exposure = _exposure_of(options)
+        check_adapters(options, check_model(model, options))
+        print_warning(console, exposure)
+        console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
+        # torch takes seconds to import; the other ways to serve do without it.
+        assembly = part("server")
         server = assembly.assemble(model, options)
         with loop_runner() as runner:
             runner.run(_serve(assembly, server, listener, options.log_level, console))
@@ -172,7 +191,15 @@ async def _serve(
     assembly: Any, server: Any, listener: socket.socket, log_level: str, console: Console
 ) -> None:
     http = assembly.http_server(server, log_level)
-    http.end_on_signals(server.worker.close)
+
+    def signalled(again: bool) -> None:
+        if again:
+            # Clients get an error; who does not take it, and a step that lasts, are not waited for.
+            end_within(AT_ONCE_S, code=1)
+        else:
+            print_detail(console, ending_text(server.load.calls, PATIENCE_S))
+
+    http.end_on_signals(server.worker.close, signalled)
     async with assembly.running(server):
         for note in server.notes:
             print_detail(console, note)
@@ -210,7 +237,7 @@ def cluster_file(model: str | None, options: ServeOptions, shape: Shape) -> Live
     changed = _changed(options)
     content: dict[str, Any] = {
         "name": f"{OWN_NAME}{os.getpid()}",
-        "model": str(Path(model).absolute()) if model and Path(model).exists() else model,
+        "model": model,
         "block_size": options.block_size,
         "max_model_len": options.max_model_len,
         "serve": changed,

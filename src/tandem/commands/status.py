@@ -46,7 +46,17 @@ class StatusOptions:
 
 @with_options
 def status_command(which: WhichCluster, options: StatusOptions) -> None:
-    """Show a running cluster: its workers, their load, and the KV that moved between them."""
+    """Show a running cluster: its workers, their load, and the KV that moved between them.
+
+    Of each worker: state (ready, drains: it takes nothing new, spare: it stands by), runs
+    (sequences in its steps), waits (requests in its queue), KV (share of its KV blocks that
+    sequences hold; what is only cached counts as free), prompts (computed), tokens (generated),
+    KV read (from other workers, in so many transfers), KV given (to others), by (the connectors
+    that it was read with).
+
+    Of each place that keeps KV, where there are some: blocks (kept, of so many), stored, fetched,
+    missed (looked for and not found), corrupt (failed their check), us a token (to fetch it).
+    """
     console = terminal()
     several = running_clusters(runtime_directory())
     if which == WhichCluster() and len(several) > 1 and not options.json:
@@ -69,6 +79,8 @@ def status_command(which: WhichCluster, options: StatusOptions) -> None:
         typer.echo(json.dumps(_figures(cluster, statuses, audits), indent=1))
         return
     print_status(console, cluster.record.url, statuses, _adapter_names(cluster))
+    if console.is_terminal:
+        console.print("\n[dim]tandem status --help explains the columns[/dim]")
     if options.audit:
         print_audit(console, audits[0].workers, [audit.problem for audit in audits])
 

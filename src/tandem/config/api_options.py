@@ -66,7 +66,7 @@ def check_exposure(options: ServeOptions, *, has_keys: bool) -> str:
             f"{options.host or 'any address'}, can use the model and see its metrics."
         )
     raise InvalidConfiguration(
-        f"host: {options.host or 'any address'} can be reached from other machines, and there is "
+        f"--host {options.host or repr('')} can be reached from other machines, and there is "
         "no API key; give one (--api-key or TANDEM_API_KEY), listen on 127.0.0.1, or allow "
         "everybody (--allow-unauthenticated)"
     )

@@ -16,6 +16,7 @@ BUNDLED_MODEL = BUNDLED / "tandem-mini"
 BUNDLED_DRAFT = BUNDLED / "tandem-mini-draft"
 BUNDLED_MEDUSA = BUNDLED / "tandem-mini-medusa"
 BUNDLED_EAGLE = BUNDLED / "tandem-mini-eagle"
+BUNDLED_MODELS = (BUNDLED_MODEL, BUNDLED_DRAFT)
 # As version 1 of control groups writes it.
 _NO_LIMIT = (1 << 63) - 1
 
@@ -181,7 +182,7 @@ def _numbers(file: Path) -> list[int]:
 
 def bundled_directory(name: str) -> Path | None:
     """Of what is bundled under this name, unless a directory of that name is at hand."""
-    bundled = (BUNDLED_MODEL, BUNDLED_DRAFT, BUNDLED_MEDUSA, BUNDLED_EAGLE)
+    bundled = (*BUNDLED_MODELS, BUNDLED_MEDUSA, BUNDLED_EAGLE)
     found = {each.name: each for each in bundled}.get(name)
     return None if found is None or Path(name).is_dir() else found
 

@@ -83,7 +83,7 @@ def storage_of(options: ServeOptions, spec: ModelSpec, *, is_cpu: bool) -> str:
     if options.quantization == "int8":
         if options.dtype != "auto":
             raise InvalidConfiguration(
-                f"quantization int8 and dtype {options.dtype} exclude each other; leave one out"
+                f"--quantization int8 and --dtype {options.dtype} exclude each other; leave one out"
             )
         if not is_cpu:
             raise InvalidConfiguration("quantization: int8 runs on a CPU only; use --device cpu")

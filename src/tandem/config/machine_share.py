@@ -24,6 +24,7 @@ from tandem.config.memory import (
     ModelFacts,
     adapter_bytes,
     cpu_pool_bytes,
+    full_slots_bytes,
     gpu_pool_bytes,
     kv_sizes,
     model_facts,
@@ -200,7 +201,10 @@ class MachineShare:
         """None for a worker that has its GPUs for itself: it knows best what they hold."""
         alike = [each for each in self.cluster.pools if on_cpu(each) == on_cpu(pool)]
         if on_cpu(pool):
-            pool_bytes = self._cpu_pool_bytes(options, pool, alike)
+            model = self.models[pool.name]
+            block_bytes = kv_block_bytes(model, pool, options)
+            useful_bytes = full_slots_bytes(options, model.spec, block_bytes)
+            pool_bytes = min(self._cpu_pool_bytes(options, pool, alike), useful_bytes)
         else:
             ranks = self._ranks(alike)
             sharing = -(-ranks // len(self.host.gpus))
@@ -288,12 +292,17 @@ def need_beside_all_kv(cluster: Cluster, models: Mapping[str, ModelFacts]) -> Me
     return together
 
 
+def kv_block_bytes(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -> int:
+    """Of a block of the model's KV, with that of its draft model."""
+    is_cpu = on_cpu(pool)
+    layout = layout_of(model.spec, options, is_cpu=is_cpu)
+    return layout.block_bytes + model.drafts.block_bytes(options, is_cpu=is_cpu)
+
+
 def worker_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -> tuple[KvSizes, int]:
     """The sizes of a worker whose options name its `kv_cache_memory`, and the bytes that the KV
     takes. Raises `InvalidConfiguration`."""
-    is_cpu = on_cpu(pool)
-    block_bytes = layout_of(model.spec, options, is_cpu=is_cpu).block_bytes
-    block_bytes += model.drafts.block_bytes(options, is_cpu=is_cpu)
+    block_bytes = kv_block_bytes(model, pool, options)
     pool_bytes = parse_bytes(options.kv_cache_memory, "kv-cache-memory")
     sizes = kv_sizes(options, model.spec, block_bytes, pool_bytes)
     return sizes, sizes.blocks * block_bytes

@@ -152,9 +152,41 @@ def cpu_pool_bytes(free_bytes: int, beside_bytes: int, workers: int = 1) -> int:
     return min(CPU_POOL_LIMIT_BYTES, int(CPU_POOL_SHARE * spare_bytes)) // workers
 
 
+def full_slots_bytes(options: ServeOptions, spec: ModelSpec, block_bytes: int) -> int:
+    """Of the KV of as many sequences as run at once, each as long as one may be: more would only be
+    cache, of which there is enough where they are shorter. Raises `InvalidConfiguration`."""
+    blocks = -(-wanted_context(options, spec) // options.block_size)
+    return options.max_num_seqs * blocks * block_bytes
+
+
 def gpu_pool_bytes(usable_bytes: int, weight_bytes: int, workers: int) -> int:
     """The same for workers on one GPU, of which they may use so much together."""
     return max(0, usable_bytes // workers - weight_bytes - GPU_WORKING_BYTES)
+
+
+def check_sizes(options: ServeOptions, spec: ModelSpec) -> None:
+    """Raises `InvalidConfiguration` for sizes that cannot be, whatever the machine has."""
+    wanted_context(options, spec)
+    if options.kv_cache_memory != "auto":
+        parse_bytes(options.kv_cache_memory, "kv-cache-memory")
+    adapter_bytes(options, spec)
+    if options.max_num_batched_tokens < options.max_num_seqs:
+        raise InvalidConfiguration(
+            f"max-num-batched-tokens ({options.max_num_batched_tokens}) must be at least "
+            f"max-num-seqs ({options.max_num_seqs}), or not every sequence could get a token a step"
+        )
+
+
+def wanted_context(options: ServeOptions, spec: ModelSpec) -> int:
+    """Tokens of the longest sequence, if memory holds it. Raises `InvalidConfiguration`."""
+    wanted_tokens = options.max_model_len or spec.context_tokens
+    if wanted_tokens < 2:
+        raise InvalidConfiguration("max-model-len must hold a prompt and an answer: at least 2")
+    if wanted_tokens > spec.context_tokens:
+        raise InvalidConfiguration(
+            f"max-model-len {wanted_tokens} is beyond the model's {spec.context_tokens} positions"
+        )
+    return wanted_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +207,7 @@ def kv_sizes(
 ) -> KvSizes:
     """Of a pool that may take `pool_bytes`, which are this share of kv-cache-memory. Raises
     `InvalidConfiguration` with the option at fault and the remedy."""
-    wanted_tokens = options.max_model_len or spec.context_tokens
-    if wanted_tokens < 2:
-        raise InvalidConfiguration("max-model-len must hold a prompt and an answer: at least 2")
-    if wanted_tokens > spec.context_tokens:
-        raise InvalidConfiguration(
-            f"max-model-len {wanted_tokens} is beyond the model's {spec.context_tokens} positions"
-        )
+    wanted_tokens = wanted_context(options, spec)
     blocks = pool_bytes // block_bytes
     # What kv-cache-memory would have to be.
     needed_mib = -(-wanted_tokens // options.block_size) * block_bytes / share / MIB

@@ -320,6 +320,7 @@ class ServeOptions(
     seed: Annotated[int, _doc("Seed of dummy weights.", "Server", ge=0, le=(1 << 63) - 1)] = 0
 
 
+OPTIONS = frozenset(option.encode_name for option in msgspec.structs.fields(ServeOptions))
 # Those of the HTTP server: workers, and pools in a cluster file, have no use for them.
 OF_GATEWAYS = tuple(
     option.encode_name
@@ -330,31 +331,56 @@ OF_GATEWAYS = tuple(
 
 
 def read_options(file: Path | None, flags: Mapping[str, object]) -> ServeOptions:
-    """Defaults, then the YAML file, then the flags. Raises `InvalidConfiguration` in one line."""
-    values: dict[str, object] = {}
-    if file is not None:
-        values |= _read_yaml(file)
-    values |= {name.replace("_", "-"): value for name, value in flags.items()}
-    known = {field.encode_name for field in msgspec.structs.fields(ServeOptions)}
-    for name in values:
-        if name not in known:
-            hint = nearest(name, known, lists=False)
-            raise InvalidConfiguration(f"unknown option {name}{hint}")
+    """Defaults, then the YAML file, then the flags. Raises `InvalidConfiguration` in one line,
+    which says where in the file a mistake of its is."""
+    given = {name.replace("_", "-"): value for name, value in flags.items()}
+    values = {**(_read_yaml(file) if file is not None else {}), **given}
+    try:
+        for name in values:
+            if name not in OPTIONS:
+                hint = nearest(name, OPTIONS, lists=False)
+                raise _Mistake(name, f"unknown option {name}{hint}")
+        return _converted(values)
+    except _Mistake as mistake:
+        where = "" if file is None or mistake.option in given else _place(file, mistake.option)
+        raise InvalidConfiguration(f"{where}{mistake}") from mistake
+
+
+class _Mistake(ValueError):
+    """In the value of an `option`, or in its name."""
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(problem)
+        self.option = option
+
+
+def _converted(values: Mapping[str, object]) -> ServeOptions:
+    """msgspec says `Expected … - at `$.name`` (or `$.name[...]`); people say `name: expected …`."""
     try:
         return msgspec.convert(values, ServeOptions)
     except msgspec.ValidationError as error:
-        raise InvalidConfiguration(_explain(str(error), values)) from error
+        problem, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`").partition("[")[0]
+        if not name:
+            raise _Mistake("", problem) from error
+        problem = problem[0].lower() + problem[1:].replace("`array`", "a list")
+        shown = "" if name == "api-key" else f" (got {values.get(name)!r})"
+        raise _Mistake(name, f"{name}: {problem}{shown}") from error
 
 
-def _explain(message: str, values: Mapping[str, object]) -> str:
-    """msgspec says `Expected … - at `$.name`` (or `$.name[...]`); people say `name: expected …`."""
-    problem, _, place = message.partition(" - at `$.")
-    name = place.rstrip("`").partition("[")[0]
-    if not name:
-        return message
-    problem = problem[0].lower() + problem[1:].replace("`array`", "a list")
-    shown = "" if name == "api-key" else f" (got {values.get(name)!r})"
-    return f"{name}: {problem}{shown}"
+def option_lines(file: Path) -> dict[str, int]:
+    """The line of each option that stands in a YAML file; none of one that cannot be read."""
+    try:
+        tree = yaml.compose(file.read_text(), yaml.SafeLoader)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    entries = tree.value if isinstance(tree, yaml.MappingNode) else []
+    return {str(key.value).replace("_", "-"): key.start_mark.line + 1 for key, _ in entries}
+
+
+def _place(file: Path, option: str) -> str:
+    line = option_lines(file).get(option)
+    return f"{file}, line {line}: " if line else f"{file}: "
 
 
 def _read_yaml(file: Path) -> dict[str, object]:

@@ -13,7 +13,9 @@ from tandem.config.memory import (
     MemoryNeed,
     ModelFacts,
     adapter_bytes,
+    check_sizes,
     cpu_pool_bytes,
+    full_slots_bytes,
     kv_sizes,
     refused_blocks,
     refused_memory,
@@ -117,11 +119,7 @@ def resolve(
     is what other models in this process leave. Raises `InvalidConfiguration` with the option at
     fault and the remedy."""
     spec = model.spec
-    if options.max_num_batched_tokens < options.max_num_seqs:
-        raise InvalidConfiguration(
-            f"max-num-batched-tokens ({options.max_num_batched_tokens}) must be at least "
-            f"max-num-seqs ({options.max_num_seqs}), or not every sequence could get a token a step"
-        )
+    check_sizes(options, spec)
     device = _device(options, machine)
     storage = cast(Storage, storage_of(options, spec, is_cpu=device.type == "cpu"))
     layout = layout_of(spec, options, is_cpu=device.type == "cpu")
@@ -140,6 +138,8 @@ def resolve(
     pool_bytes = int(share.kv * _pool_bytes(options, longest, device, free_bytes))
     # A draft model's KV lies in as many blocks as the model's.
     block_bytes = layout.block_bytes + model.drafts.block_bytes(options, is_cpu=on_cpu)
+    if on_cpu and options.kv_cache_memory == "auto":
+        pool_bytes = min(pool_bytes, full_slots_bytes(options, spec, block_bytes))
     sizes = kv_sizes(options, spec, block_bytes, pool_bytes, share.kv)
     context_tokens = sizes.context_tokens
     working = working_bytes(options, spec, context_tokens) * len(ranks)

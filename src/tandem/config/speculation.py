@@ -57,6 +57,14 @@ def speculation_of(options: ServeOptions) -> Speculation | None:
     return Speculation(options.speculation_tokens, options.speculation_adaptive)
 
 
+def _named_directory(name: str) -> Path:
+    """Of `speculation-model`. Raises `InvalidConfiguration`."""
+    try:
+        return bundled_directory(name) or find_model(name)
+    except InvalidConfiguration as error:
+        raise InvalidConfiguration(f"speculation-model: {error}") from error
+
+
 def draft_source(options: ServeOptions, directory: Path) -> DraftSource | None:
     """What is to be loaded beside the model in `directory`; None for a proposer without weights.
     Raises `InvalidConfiguration`."""
@@ -68,7 +76,7 @@ def draft_source(options: ServeOptions, directory: Path) -> DraftSource | None:
             )
         return None
     if name:
-        found = bundled_directory(name) or find_model(name)
+        found = _named_directory(name)
     elif directory == BUNDLED_MODEL:
         found = _BUNDLED[kind]
     else:

@@ -70,11 +70,17 @@ class SharedRegion:
             raise
         return cls(Region(view.ctypes.data, bytes, descriptor), view)
 
-    def warm(self) -> None:
-        """Have pages made for all of it, from the begin on, in the background: a page made at the
-        first touch costs the toucher ten times a copy. At most once."""
+    def warm(self, ahead_bytes: int | None = None) -> None:
+        """Have pages made, from the begin on, in the background: a page made at the first touch
+        costs the toucher ten times a copy. Of all of it, or only so far ahead of what is used
+        (`used_to`): memory that nobody needs stays the system's. At most once."""
         assert self._warming is None
-        self._warming = Warming(self.view.ctypes.data, len(self.view))
+        self._warming = Warming(self.view.ctypes.data, len(self.view), ahead_bytes)
+
+    def used_to(self, offset: int) -> None:
+        """All before this offset is in use, or soon will be."""
+        if self._warming is not None:
+            self._warming.used_to(offset)
 
     def release_region(self) -> None:
         """No new peer can map it; the memory goes with its last view, here and at peers."""
@@ -111,11 +117,16 @@ def _seal(descriptor: int) -> None:
 
 
 class Warming:
-    """Has pages made for memory that begins at a page, at the lowest priority, until all is done or
-    `stop_warming`; the memory must stay mapped until then."""
+    """Has pages made for memory that begins at a page, at the lowest priority, `ahead_bytes`
+    further than it is used, until all is done or `stop_warming`; the memory must stay mapped until
+    then."""
 
-    def __init__(self, address: int, size_bytes: int) -> None:
+    def __init__(self, address: int, size_bytes: int, ahead_bytes: int | None = None) -> None:
+        """Without `ahead_bytes` of all of it, used or not."""
         self._address, self._size_bytes = address, size_bytes
+        self._ahead_bytes = size_bytes if ahead_bytes is None else ahead_bytes
+        self._used_bytes = 0
+        self._wanted = Event()
         self._stopping = Event()
         # Whoever touches a page first has it made, if nobody did before.
         self._thread = SupervisedThread("kv warm", self._warm, no_harm)
@@ -124,12 +135,22 @@ class Warming:
     def stop_warming(self) -> None:
         """Returns when it has ended."""
         self._stopping.set()
+        self._wanted.set()
         self._thread.join(CLOSE_S)
+
+    def used_to(self, offset: int) -> None:
+        """Of several threads the last one may be a little behind: the next call mends it."""
+        if offset > self._used_bytes:
+            self._used_bytes = offset
+            self._wanted.set()
 
     def _warm(self) -> None:
         # On Linux a thread has a priority of its own.
         os.setpriority(os.PRIO_PROCESS, get_native_id(), LOWEST_PRIORITY)
         for offset in range(0, self._size_bytes, WARM_BYTES):
+            while offset >= self._used_bytes + self._ahead_bytes and not self._stopping.is_set():
+                self._wanted.wait()
+                self._wanted.clear()
             size = min(WARM_BYTES, self._size_bytes - offset)
             if self._stopping.is_set() or not populate(self._address + offset, size):
                 return

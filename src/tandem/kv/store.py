@@ -5,6 +5,7 @@ Knows nothing of owners or hashes: which block holds what is the pool machine's 
 Axes: B blocks, L layers, K kv heads, S slots a block, D head dim.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,16 +32,29 @@ KvPlaces = tuple[NDArray[np.int32], NDArray[np.int32]]
 @dataclass(frozen=True, slots=True)
 class ExportedPool:
     """The pool part of a region that others read, and of each block's metadata the word with the
-    version that may be read there: `versions[block]`."""
+    version that may be read there: `versions[block]`. `used_to` is told of each block that is
+    written."""
 
     memory: Tensor
     versions: NDArray[np.uint64]
+    used_to: Callable[[int], None]
 
 
-def exported_pool(region: NDArray[np.uint8], layout: RegionLayout) -> ExportedPool:
-    """`region` are all bytes of memory that is laid out so from its begin on."""
+def _unwatched(offset: int) -> None:
+    """Nobody asks how far a region is used."""
+
+
+def exported_pool(
+    region: NDArray[np.uint8], layout: RegionLayout, used_to: Callable[[int], None] = _unwatched
+) -> ExportedPool:
+    """`region` are all bytes of memory that is laid out so from its begin on; `used_to` is told the
+    offset up to which it is used."""
     pool = torch.from_numpy(region[layout.pool_offset : layout.bytes])
-    return ExportedPool(pool, version_words(region, layout))
+    return ExportedPool(
+        pool,
+        version_words(region, layout),
+        lambda block: used_to(layout.block_offset(block) + layout.layout.block_bytes),
+    )
 
 
 class KvStore:
@@ -103,5 +117,6 @@ class KvStore:
     def invalidate_blocks(self, blocks: NDArray[np.int32]) -> None:
         """These are about to be written anew: from now on nobody takes what they hold for what was
         announced of them."""
-        if self._exported:
+        if self._exported and len(blocks):
             self._exported.versions[blocks] = 0
+            self._exported.used_to(int(blocks.max()))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.config.options import ServeOptions
 from tandem.facts.adapter import ServedAdapter
 from tandem.facts.errors import InvalidConfiguration, InvalidRequest
 from tandem.facts.model import ModelSpec
@@ -41,6 +42,20 @@ def lora_modules(modules: Sequence[str]) -> dict[str, Path]:
             raise InvalidConfiguration(f"lora-modules: {name} is named twice")
         found[name] = Path(path).expanduser()
     return found
+
+
+def wanted_modules(options: ServeOptions) -> dict[str, Path]:
+    """Of one server, as `lora_modules`. Raises `InvalidConfiguration` where it serves none."""
+    modules = lora_modules(options.lora_modules)
+    if modules and not options.enable_lora:
+        raise InvalidConfiguration("lora-modules needs --enable-lora")
+    return modules
+
+
+def check_adapters(options: ServeOptions, spec: ModelSpec) -> None:
+    """All of them are there, and fit the model. Raises `InvalidConfiguration`."""
+    for path in wanted_modules(options).values():
+        read_adapter(path, spec, options.max_lora_rank)
 
 
 def _named_in_json(text: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 and how long its end may take. Gateways load no model, so nothing in here may import torch."""
 
 import asyncio
+import errno
 import gc
 import resource
 import signal
@@ -32,13 +33,18 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def end_on_signals(self, end_answers: Callable[[], None]) -> None:
+    def end_on_signals(
+        self,
+        end_answers: Callable[[], None],
+        signalled: Callable[[bool], None] = lambda _: None,
+    ) -> None:
         """From now on the first signal lets answers in progress end for some seconds, then ends
-        them with an error that their clients get; a second one does so at once. Call it on the
-        event loop."""
+        them with an error that their clients get; a second one does so at once. `signalled` is told
+        of each, and whether there was one before. Call it on the event loop."""
         loop = asyncio.get_running_loop()
 
         def shut_down() -> None:
+            signalled(self.should_exit)
             if self.should_exit:
                 end_answers()
             self.should_exit = True
@@ -92,12 +98,25 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listener.close()
-        raise InvalidConfiguration(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another port"
-        ) from error
+        raise _not_listening(f"cannot listen on {host} port {port}", error) from error
     return listener
+
+
+class NoSuchHost(InvalidConfiguration):
+    """It is neither an address nor a name of this machine."""
+
+
+def _not_listening(what: str, error: OSError | UnicodeError) -> InvalidConfiguration:
+    code = getattr(error, "errno", None)
+    reason = getattr(error, "strerror", None) or "that is no name"
+    if isinstance(error, UnicodeError | socket.gaierror) or code == errno.EADDRNOTAVAIL:
+        remedy = "--host must be an address or a name of this machine"
+        return NoSuchHost(f"{what}: {reason}; {remedy}")
+    reserved = code == errno.EACCES
+    remedy = "choose a --port from 1024 on" if reserved else "choose another --port"
+    return InvalidConfiguration(f"{what}: {reason}; {remedy}")
 
 
 def url_of(listener: socket.socket) -> str:

@@ -17,6 +17,10 @@ from tandem.facts.errors import InvalidConfiguration
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 # Second copies of the weights, in the layout of their makers.
 HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]
+# What of a checkpoint people name instead of its folder.
+_OF_A_CHECKPOINT = ("config.json", "model.safetensors.index.json")
+# Endings of files of weights, which are no names on the hub.
+_FILE_ENDINGS = (".safetensors", ".json", ".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +128,39 @@ def read_fields(path: Path) -> Fields:
     return Fields(path.name, values)
 
 
+def checkpoint_folder(name: str) -> str:
+    """The same name, or the folder of the checkpoint whose config.json or weights it is. Raises
+    `InvalidConfiguration` for a file that is neither."""
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        raise InvalidConfiguration(
+            f"model {name!r} is a GGUF file, which Tandem cannot read yet; give the folder of the "
+            "same model with config.json and safetensors"
+        )
+    if path.is_dir():
+        # Models are called as their folders, which `.` does not tell.
+        return name if path.name not in ("", "..") else str(path.resolve())
+    if path.is_file() and (path.suffix == ".safetensors" or path.name in _OF_A_CHECKPOINT):
+        return str(path.absolute().parent)
+    if path.exists():
+        raise InvalidConfiguration(
+            f"model {name!r} is a file; give the folder of a checkpoint, with config.json and "
+            "safetensors"
+        )
+    return name
+
+
 def find_model(name: str, revision: str | None = None) -> Path:
-    """The local directory of a model: `name` is one, or is fetched from the Hugging Face hub.
+    """The local directory of a model: `name` is one or a file in one (`checkpoint_folder`), or is
+    fetched from the Hugging Face hub.
 
     Raises `InvalidConfiguration` when it is neither.
     """
-    directory = Path(name).expanduser()
+    directory = Path(checkpoint_folder(name)).expanduser()
     if directory.is_dir():
         return directory
-    if directory.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    is_path = directory.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if is_path or directory.suffix in _FILE_ENDINGS:
         raise InvalidConfiguration(
             f"model {name!r} is no directory; see the path for a typing slip"
         )

@@ -38,15 +38,16 @@ class TextModel:
     """Tokenizer, chat template, recommended sampling, tool-call and reasoning format of one
     checkpoint.
 
-    `chat` is None for a checkpoint without a template, `templates` the text of all; `tool_format`
-    None where they do not show which calls the model writes, `reasoning` where not that it reasons.
-    `client_text` keeps what clients of a chat write text; `grammars` are of answers that have to
-    have a form.
+    `chat` is None for a checkpoint without a template, `default_template` the text of the usual
+    one, `templates` that of all; `tool_format` None where they do not show which calls the model
+    writes, `reasoning` where not that it reasons. `client_text` keeps what clients of a chat write
+    text; `grammars` are of answers that have to have a form.
     """
 
     tokenizer: Tokenizer
     token_bytes: TokenBytes
     chat: ChatTemplate | None
+    default_template: str | None
     templates: str
     defaults: SamplingParameters
     tool_format: ToolFormat | None
@@ -68,6 +69,7 @@ class TextModel:
             tokenizer=tokenizer,
             token_bytes=TokenBytes(tokenizer),
             chat=chat,
+            default_template=templates.get("default"),
             templates="".join(templates.values()),
             defaults=_defaults(directory / "generation_config.json"),
             tool_format=_tool_format(tool_call_parser, "".join(templates.values())),

@@ -13,7 +13,7 @@ import tokenizers
 from tandem.facts.errors import PromptTooLong
 from tandem.text.files import TokenizerFiles, read_tokenizer_files
 
-_SPECIAL_TOKEN_KEYS = (
+SPECIAL_TOKEN_KEYS = (
     "bos_token",
     "eos_token",
     "unk_token",
@@ -53,7 +53,8 @@ _LOCAL = frozenset(
 class Tokenizer:
     """Text to token ids and back.
 
-    `special_tokens` maps names such as `bos_token` to their text, as chat templates want them.
+    `special_tokens` maps names such as `bos_token` to their text, as chat templates want them;
+    `class_name` is that of the library which the checkpoint comes from, where it says one.
     `end_token_ids` are all ids that end an answer; `special_token_ids` those that are no text.
     No token stands for more than `longest_token_bytes` of a text; 0 where that is not known.
     """
@@ -64,6 +65,8 @@ class Tokenizer:
         core.no_padding()
         self.core = core
         self.special_tokens = _special_tokens(files.tokenizer_config)
+        named = files.tokenizer_config.get("tokenizer_class")
+        self.class_name = named if isinstance(named, str) else None
         added = core.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self.longest_token_bytes = _longest_token_bytes(core)
@@ -230,7 +233,7 @@ def _lengthening_replace(part: Mapping[str, Any]) -> bool:
 
 def _special_tokens(tokenizer_config: Mapping[str, object]) -> dict[str, str]:
     found = {}
-    for key in _SPECIAL_TOKEN_KEYS:
+    for key in SPECIAL_TOKEN_KEYS:
         token = tokenizer_config.get(key)
         if isinstance(token, dict):
             token = token.get("content")

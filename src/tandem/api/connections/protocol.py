@@ -23,7 +23,7 @@ from tandem.api.connections.table import ConnectionPlace
 from tandem.api.errors import Refusal, error_response, retry_header
 
 # What is answered where there is no place for anything else.
-PROBE_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
+PROBE_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/metrics"})
 # Requests that may wait behind the one that is being answered, on one connection. A packet holds
 # thousands, and each takes a hundred times its bytes.
 PIPELINED: Final = 32

@@ -16,10 +16,11 @@ from tandem.config.cluster.requests import JournalConfig
 from tandem.config.cluster.tiers import pool_nodes, refused_tiers, with_folders
 from tandem.config.cluster.tree import RefusedAt, mistake, node_at, set_text, spelled
 from tandem.config.cluster.workers import PoolConfig
-from tandem.config.environment import BUNDLED
+from tandem.config.environment import BUNDLED, BUNDLED_MODEL
 from tandem.config.hardware.worker import load_device
 from tandem.config.options import OF_GATEWAYS, ServeOptions, parse_bytes, read_options
 from tandem.facts.errors import InvalidConfiguration
+from tandem.models.directory import checkpoint_folder
 
 # Options that a pool calls otherwise.
 _KEY_OF_A_POOL = {"kv-cache-dtype": "kv_dtype", "gpu-memory-utilization": "memory_utilization"}
@@ -174,12 +175,12 @@ def on_cpu(pool: PoolConfig) -> bool:
 def live_model(model: str) -> str | None:
     """The model as `tandem serve` takes it; None is the bundled one. Raises
     `InvalidConfiguration`."""
-    here = Path(model).expanduser()
+    here = Path(checkpoint_folder(model)).expanduser()
     if here.exists():
         return str(here.absolute())
-    bundled = BUNDLED / model
-    if bundled.name == "tandem-mini":
+    if model == BUNDLED_MODEL.name:
         return None
+    bundled = BUNDLED / model
     if "/" not in model and (bundled / "model.safetensors").exists():
         return str(bundled)
     if "/" not in model and (BUNDLED / "hardware/models" / f"{model}.json").exists():

@@ -22,7 +22,7 @@ from tandem.cost.worker import NO_SERVING_COST, LinkCost, ServingCost, StepTime,
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
 from tandem.models.configuration import describe_model
-from tandem.models.directory import read_fields
+from tandem.models.directory import checkpoint_folder, read_fields
 
 TimeModel = Literal["roofline", "tables", "profile"]
 PROFILE_VERSION = 2
@@ -119,7 +119,10 @@ def load_device(name: str) -> DeviceSpec:
 
 @cache
 def load_model_shape(name: str) -> ModelShape:
-    """A bundled shape by its name, or that of a config.json or of the directory that holds it."""
+    """A bundled shape by its name, or that of a config.json, under whatever name, or of the
+    directory that holds it. Raises `InvalidConfiguration`."""
+    if Path(name).suffix in (".safetensors", ".gguf"):
+        name = checkpoint_folder(name)
     places = (
         MODELS / f"{name}.json",
         BUNDLED / name / "config.json",

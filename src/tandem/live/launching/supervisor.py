@@ -169,6 +169,12 @@ class Supervisor:
         left = [name for name in wanted if name in self._launcher.pids]
         self._notify(Notice(", ".join(left), "could not be killed"))
 
+    def end_now(self) -> None:
+        """Kill all that runs, and start nothing again."""
+        for name, kept in self._kept.items():
+            kept.ends = True
+            self._launcher.send(name, signal.SIGKILL)
+
     async def close(self) -> None:
         """Look after nothing any more."""
         for task in (self._reader, *self._waits):

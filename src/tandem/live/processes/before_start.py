@@ -3,13 +3,22 @@ addresses."""
 
 import importlib
 import ipaddress
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
+import yaml
+
 from tandem.config.api_options import check_client_keys, check_exposure, has_client_keys
+from tandem.config.checkpoints import find_checkpoint
 from tandem.config.cluster.file import Cluster
-from tandem.config.cluster.live import LiveFile, as_served, gateway_options, pool_place
+from tandem.config.cluster.live import (
+    LiveFile,
+    as_served,
+    gateway_options,
+    live_model,
+    pool_place,
+)
 from tandem.config.cluster.tiers import memory_bytes, refused_sizes
 from tandem.config.cluster.tree import mistake, node_at
 from tandem.config.cluster.workers import PoolConfig
@@ -18,9 +27,9 @@ from tandem.config.machine_share import on_ray, refused_placement
 from tandem.config.policies import learning_of, planning_config, router_policies
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.adapters import lora_modules
-from tandem.live.http_server import listen
+from tandem.live.http_server import NoSuchHost, listen
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
-from tandem.live.processes.setups import Setups, listen_address
+from tandem.live.processes.setups import MAIN, Setups, listen_address
 from tandem.models.adapters import read_adapter
 from tandem.models.configuration import read_model_spec
 from tandem.models.parallel import refused_division
@@ -34,6 +43,8 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, 
         if directory.claimed:
             raise ClusterRunning(f"a cluster runs in {directory.path} already")
     check_wishes(file)
+    _try_addresses(file)
+    _find_models(file)
     setups = Setups(file.cluster)
     check_setups(file, setups, file.cluster.pools)
     wanted_bytes, free_bytes = memory_bytes(file.cluster), setups.share.host.free_memory_bytes
@@ -43,9 +54,7 @@ def check_before_start(file: LiveFile, directory: StateDirectory) -> tuple[str, 
             f"tiers: all together want {wanted_bytes / 2**30:,.1f} GiB of memory, and "
             f"{free_bytes / 2**30:,.1f} GiB are free here; give them less",
         )
-    cuts = setups.share.checked_memory()
-    _try_addresses(file.cluster)
-    return cuts
+    return setups.share.checked_memory()
 
 
 def check_wishes(file: LiveFile) -> None:
@@ -62,7 +71,8 @@ def check_setups(file: LiveFile, setups: Setups, starting: Collection[PoolConfig
     """What processes with these set-ups would stumble over, of which workers of some pools are
     `starting`. Raises `InvalidConfiguration`."""
     served = as_served(file.cluster)
-    exposure_of(file.cluster, setups.share.host.api_keys)
+    with _refused_at(file, "serve.host"):
+        exposure_of(file.cluster, setups.share.host.api_keys)
     capacity_of(setups.at_checkpoints(served))
     planning_config(setups.at_checkpoints(served))
     _check_pool_models(file, setups)
@@ -141,19 +151,51 @@ def _check_adapters(file: LiveFile, setups: Setups) -> None:
         raise mistake(node, str(error)) from error
 
 
-def _try_addresses(cluster: Cluster) -> None:
+def _try_addresses(file: LiveFile) -> None:
     """Nobody else may have them, not even who shares the port of HTTP: it would be other gateways,
-    and clients would come to either."""
-    options = gateway_options(cluster, ())
-    listen(options.host, options.port).close()
-    host, port = listen_address(cluster)
+    and clients would come to either. Raises `InvalidConfiguration`."""
+    options = gateway_options(file.cluster, ())
+    try:
+        listen(options.host, options.port).close()
+    except InvalidConfiguration as error:
+        key = "serve.host" if isinstance(error, NoSuchHost) else "serve.port"
+        raise _placed(error, file, key) from error
+    host, port = listen_address(file.cluster)
     if not port or not _is_address(host):
         return
-    for index in range(cluster.gateways):
+    for index in range(file.cluster.gateways):
         try:
             listen(host, port + index).close()
         except InvalidConfiguration as error:
             raise InvalidConfiguration(f"listen: {error}") from error
+
+
+def _find_models(file: LiveFile) -> None:
+    """All of them, which come from the hub where they are not here. Raises
+    `InvalidConfiguration`."""
+    with _refused_at(file, "model"):
+        revision = str(file.cluster.serve.get("revision", MAIN))
+        find_checkpoint(live_model(file.cluster.model), revision)
+    for pool in file.cluster.pools:
+        if pool.model is not None:
+            with _refused_at(file, pool_place(file.cluster, pool, "model")):
+                find_checkpoint(live_model(pool.model), MAIN)
+
+
+@contextmanager
+def _refused_at(file: LiveFile, place: str) -> Iterator[None]:
+    """Errors of the block say where in the file this value stands."""
+    try:
+        yield
+    except InvalidConfiguration as error:
+        raise _placed(error, file, place) from error
+
+
+def _placed(error: InvalidConfiguration, file: LiveFile, place: str) -> InvalidConfiguration:
+    """The error with the line of that value, if the file has it."""
+    node = node_at(file.tree, place)
+    text = str(error)
+    return mistake(node, text) if isinstance(node, yaml.ScalarNode) else InvalidConfiguration(text)
 
 
 def _is_address(host: str) -> bool:

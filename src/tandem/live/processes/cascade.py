@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.config.checkpoints import find_checkpoint
 from tandem.config.memory import model_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import machine_facts, memory_shares
 from tandem.facts.errors import InvalidConfiguration
-from tandem.live.processes.model import PlannedModel, model_directory, plan_model
+from tandem.live.processes.model import PlannedModel, plan_model
+from tandem.models.directory import checkpoint_folder
 from tandem.policy.cascade import ConfidenceFloor
 from tandem.text.model import TextModel
 
@@ -46,11 +48,11 @@ def confidence_floor(options: ServeOptions) -> ConfidenceFloor | None:
 def plan_cascade(model: str | None, options: ServeOptions) -> tuple[ServedModel, ServedModel]:
     """The large model, whose name is served, and the small one. They divide the memory
     (`memory_shares`). Raises `InvalidConfiguration`."""
-    large_facts = model_facts(model_directory(model, options.revision), options)
+    large_facts = model_facts(find_checkpoint(model, options.revision), options)
     small_options = msgspec.structs.replace(options, revision="main", speculation="none")
     small = options.cascade_model
     with _of_small_model():
-        small_facts = model_facts(model_directory(small, "main"), small_options)
+        small_facts = model_facts(find_checkpoint(small, "main"), small_options)
     if options.max_model_len > small_facts.spec.context_tokens:
         # The large model answers what is longer.
         small_options = msgspec.structs.replace(
@@ -60,7 +62,7 @@ def plan_cascade(model: str | None, options: ServeOptions) -> tuple[ServedModel,
         [(options, large_facts), (small_options, small_facts)], machine_facts()
     )
     large = ServedModel(plan_model(model, options, share=large_share), options)
-    name = Path(small).name
+    name = Path(checkpoint_folder(small)).name
     if name in large.served_names:
         # Metrics are by name.
         name = f"{name}-small"

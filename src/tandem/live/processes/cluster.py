@@ -18,6 +18,7 @@ from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.facts.fleet import Role
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.operators import Operators
+from tandem.live.http_server import PATIENCE_S
 from tandem.live.launching.control import ControlServer
 from tandem.live.launching.launcher import ExitCode, Launcher, LocalLauncher, Program
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
@@ -34,6 +35,8 @@ from tandem.live.processes.setups import (
 from tandem.messages.gateway import ClusterStatus
 
 T = TypeVar("T")
+# Whoever stops a cluster is told what it waits for, if the gateways know it so soon.
+ANSWER_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,14 @@ class ProcessesFailed(TandemError):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Callbacks of a cluster that runs: phases of its start, notices, and when it is ready, with
-    the status of the first gateway."""
+    """Callbacks of a cluster that runs: phases of its start, notices, when it is ready, with the
+    status of the first gateway, and when it ends, with the requests under way and the seconds that
+    they get at most."""
 
     phase: Callable[[str], None]
     notice: Callable[[Notice], None]
     ready: Callable[["ClusterRun", ClusterStatus], None]
+    ending: Callable[[int, float], None] = lambda _, __: None
 
 
 class ClusterRun:
@@ -91,6 +96,7 @@ class ClusterRun:
         )
         self._operators = Operators([], self.setups.supervisor_keys)
         self._asking: asyncio.Future[list[ClusterStatus]] | None = None
+        self._end_now = asyncio.Event()
         self._planned = PlannedWorkers(
             self.setups,
             directory,
@@ -140,6 +146,11 @@ class ClusterRun:
                 await self._unless(stop, self._look_after())
         finally:
             await self._end()
+
+    def end_now(self) -> None:
+        """All processes are killed; what `run` then still waits for is nobody's answer."""
+        self._end_now.set()
+        self._supervisor.end_now()
 
     async def _unless(self, stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
         """What the work gives; None if `stop` was set before it was done."""
@@ -296,12 +307,12 @@ class ClusterRun:
 
     async def _end(self) -> None:
         """Gateways first: they let answers under way end. Workers then have nothing left to do."""
-        self._view.phase("ending")
+        self._view.ending(await self._under_way(), PATIENCE_S)
         self._control.close()
         await self._applying.stop()
         await self._planned.stop()
         if self._asking is not None:
-            await asyncio.wait([self._asking])
+            await self._unless(self._end_now, _done(self._asking))
         limits = self.limits
         gateways = [setup.gateway for setup in self.gateways] or ["gateway-0"]
         await self._supervisor.stop(gateways, limits.answers_s, limits.kill_s)
@@ -309,6 +320,16 @@ class ClusterRun:
         await self._supervisor.stop(workers, limits.workers_s, limits.kill_s)
         await self._supervisor.close()
         await self._launcher.close()
+
+    async def _under_way(self) -> int:
+        """Requests that the gateways have, of those that say so in a moment."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._operators.statuses())
+        await asyncio.wait([self._asking], timeout=ANSWER_S)
+        if not self._asking.done() or self._asking.exception() is not None:
+            return 0
+        statuses = self._asking.result()
+        return sum(each.running_requests + each.waiting_requests for each in statuses)
 
     def _record(self) -> None:
         processes = {
@@ -327,6 +348,11 @@ class ClusterRun:
                 processes=processes,
             )
         )
+
+
+async def _done(future: asyncio.Future[Any]) -> None:
+    """Until it is, whatever it came to."""
+    await asyncio.wait([future])
 
 
 def indispensable(

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tandem.config.environment import (
-    BUNDLED_MODEL,
-    MachineFacts,
-    bundled_directory,
-    cache_directory,
-)
+from tandem.config.checkpoints import find_checkpoint
+from tandem.config.environment import BUNDLED_MODEL, MachineFacts, cache_directory
 from tandem.config.memory import adapter_bytes, model_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ALL_MEMORY, MemoryShare, ServerPlan, machine_facts, resolve
@@ -25,7 +21,7 @@ from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.native import return_freed_memory
 from tandem.models.content import Weights, checkpoint_weights, content_of, dummy_weights
 from tandem.models.decoder import Decoder
-from tandem.models.directory import find_model
+from tandem.models.directory import checkpoint_folder
 from tandem.models.load import LoadPlan, load_adapter, load_decoder
 from tandem.models.parallel import WHOLE, Place
 from tandem.models.weights import WeightForm
@@ -52,14 +48,6 @@ class PlannedModel:
         return _compute(self.plan)
 
 
-def model_directory(model: str | None, revision: str) -> Path:
-    """Where the model of `tandem serve` lies: None is the bundled one, which has a name as its
-    draft has. Raises `InvalidConfiguration`."""
-    if model is None:
-        return BUNDLED_MODEL
-    return bundled_directory(model) or find_model(model, revision)
-
-
 def plan_model(
     model: str | None,
     options: ServeOptions,
@@ -71,8 +59,8 @@ def plan_model(
     """`model` as `tandem serve` takes it; `ranks`, `host_tier_bytes` and `share` as `resolve` takes
     them. Raises `InvalidConfiguration`."""
     machine = machine_facts()
-    directory = model_directory(model, options.revision)
-    name = BUNDLED_MODEL.name if model is None else model
+    directory = find_checkpoint(model, options.revision)
+    name = BUNDLED_MODEL.name if model is None else checkpoint_folder(model)
     facts = model_facts(directory, options)
     spec = facts.spec
     plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes, share=share)

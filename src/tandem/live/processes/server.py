@@ -4,10 +4,11 @@ worker, HTTP API."""
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
+from tandem.api.server_load import ServerLoad
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.config.api_options import api_config
 from tandem.config.environment import tokens_directory
@@ -20,7 +21,7 @@ from tandem.facts.serving import ModelCard
 from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
 from tandem.kv.store import KvStore
 from tandem.live.access_log import AccessLogWriter, access_log
-from tandem.live.adapters import AdapterRegistry, lora_modules
+from tandem.live.adapters import AdapterRegistry, wanted_modules
 from tandem.live.cascade import Cascade, LocalGenerator
 from tandem.live.clock import wall_clock_s
 from tandem.live.http_server import HttpServer, http_server_over, listen
@@ -41,7 +42,8 @@ from tandem.text.model import TextModel
 @dataclass(frozen=True, slots=True)
 class Server:
     """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen. Calls go to
-    the `log`, if there is one; `adapters` are served beside the model (None: there can be none)."""
+    the `log`, if there is one; `adapters` are served beside the model (None: there can be none).
+    `load` counts the calls."""
 
     worker: LocalGenerator
     text: TextModel
@@ -49,6 +51,7 @@ class Server:
     notes: tuple[str, ...]
     log: AccessLogWriter | None = None
     adapters: AdapterRegistry | None = None
+    load: ServerLoad = field(default_factory=ServerLoad)
 
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
@@ -78,10 +81,8 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
 def _adapters(model: ServedModel, options: ServeOptions) -> AdapterRegistry | None:
     """What is served beside the model, checked before that is loaded. Raises
     `InvalidConfiguration`."""
-    modules = lora_modules(options.lora_modules)
+    modules = wanted_modules(options)
     if not options.enable_lora:
-        if modules:
-            raise InvalidConfiguration("lora-modules needs --enable-lora")
         return None
     if options.cascade_model:
         raise InvalidConfiguration(
@@ -168,7 +169,9 @@ def _beside(model: ServedModel, adapters: AdapterRegistry | None) -> tuple[str, 
 def http_server(server: Server, log_level: str) -> HttpServer:
     """The HTTP server over an assembled server; run it inside `running`."""
     log = server.log
-    app = build_app(server.worker, server.text, server.api, log, adapters=server.adapters)
+    app = build_app(
+        server.worker, server.text, server.api, log, adapters=server.adapters, load=server.load
+    )
     return http_server_over(app, server.api.connections, log_level, logs_access=log is not None)
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.config.checkpoints import find_checkpoint
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.keys import GATEWAY, SHARED_POOL, WORKER
 from tandem.config.cluster.live import LiveFile, gateway_options, handed_to, live_model
 from tandem.config.cluster.tiers import disk_folder
 from tandem.config.cluster.workers import PoolConfig
-from tandem.config.environment import BUNDLED_MODEL, child_environment, secret_line
+from tandem.config.environment import child_environment, secret_line
 from tandem.config.hardware.pools import pool_models
 from tandem.config.kv_format import kv_format, kv_precisions
 from tandem.config.machine_share import MachineShare
@@ -32,7 +33,6 @@ from tandem.live.channels.keys import Admitted, KeyPair, PeerRole, make_pair
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.private_directory import secret_of
 from tandem.live.launching.state_directory import StateDirectory
-from tandem.models.directory import find_model
 
 TANDEM = (sys.executable, "-m", "tandem")
 # What a process of each kind is started with. The word after the module is for people (`pgrep -f`).
@@ -63,7 +63,7 @@ class Setups:
     ) -> None:
         self.cluster = cluster
         self.model = live_model(cluster.model)
-        self.checkpoint = find_checkpoint(self.model, str(cluster.serve.get("revision", MAIN)))
+        self.checkpoint = _checkpoint(self.model, str(cluster.serve.get("revision", MAIN)))
         self.own_checkpoints = pool_checkpoints(cluster)
         self.share = self._share(alone=alone, joins=joins)
         self.keys = keys or fresh_keys(kept_secret(cluster))
@@ -258,20 +258,14 @@ def pool_checkpoints(cluster: Cluster) -> dict[str, Path]:
     """The folders of the models that are not the cluster's, by pool. Raises
     `InvalidConfiguration`."""
     return {
-        pool: find_checkpoint(live_model(model), MAIN)
-        for pool, model in pool_models(cluster).items()
+        pool: _checkpoint(live_model(model), MAIN) for pool, model in pool_models(cluster).items()
     }
 
 
-def find_checkpoint(model: str | None, revision: str) -> Path:
-    """The folder of the model, fetched from the hub where it is not here. Raises
-    `InvalidConfiguration`."""
-    if model is None:
-        return BUNDLED_MODEL
-    here = Path(model).expanduser()
-    if here.is_dir():
-        return here.resolve()
-    return find_model(model, revision)
+def _checkpoint(model: str | None, revision: str) -> Path:
+    """The folder itself: a link to one may lead elsewhere when the next process starts."""
+    found = find_checkpoint(model, revision)
+    return found if model is None else found.resolve()
 
 
 def kept_secret(cluster: Cluster) -> str:

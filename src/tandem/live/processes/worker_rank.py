@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 # A rank that waits longer for another within a step gives up. Ranks that die or hang are noticed
 # much sooner; this is for what nobody foresaw.
 COLLECTIVE_PATIENCE_S = 600.0
+# Of the KV pool, beyond what was ever used: what a long prompt needs of pages in one go.
+WARM_AHEAD_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +226,10 @@ def _take_memory(planned: PlannedWorker, place: Place) -> tuple[KvStore, SharedR
     if device.type != "cpu":
         return KvStore(layout, export.block_count, device), None
     memory = SharedRegion.create(exported_bytes(export, shard), f"tandem-kv-{planned.setup.worker}")
-    memory.warm()
-    return KvStore(layout, export.block_count, device, exported_pool(memory.view, whole)), memory
+    # Blocks are handed out from the first one on: what was never needed takes no memory.
+    memory.warm(WARM_AHEAD_BYTES)
+    exported = exported_pool(memory.view, whole, memory.used_to)
+    return KvStore(layout, export.block_count, device, exported), memory
 
 
 def _make_transfer_engine(
