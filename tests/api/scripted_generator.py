@@ -9,6 +9,8 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from prometheus_client.core import GaugeMetricFamily, Metric
+
 from tandem.facts.errors import LeftOut
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenLogprobs, TokenOutput
@@ -99,8 +101,8 @@ class ScriptedGenerator:
     def allowance(self, account: str) -> Allowance | None:
         return self.allowances.get(account)
 
-    def metrics_text(self) -> bytes:
-        return b"tandem_up 1\n"
+    def metric_families(self) -> list[Metric]:
+        return [GaugeMetricFamily("up", "Always 1", value=1)]
 
     async def generate(
         self, request: Request, caller: Caller = ANYBODY

@@ -87,7 +87,7 @@ def test_probes(http, generator):
     assert http.get("/ready").json() == {"status": "ready"}
     assert http.get("/version").json()["version"]
     metrics = http.get("/metrics")
-    assert metrics.text == "tandem_up 1\n"
+    assert "\ntandem:up 1.0\n" in metrics.text
     assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert http.get("/docs").status_code == 200
 

@@ -1,5 +1,7 @@
 """Reasoning over HTTP: apart from the content, whole and streamed, before calls and forms."""
 
+from contextlib import ExitStack
+
 import openai
 import pytest
 
@@ -187,3 +189,85 @@ def test_earlier_reasoning_goes_into_the_template(client, generator, thinker, fi
     whole(client, messages=[*ASKED["messages"], earlier, *ASKED["messages"]])
     prompt = thinker.tokenizer.decode(generator.requests[-1].prompt_tokens)
     assert "Hi.I greet." in prompt
+
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# As gpt-oss's, which has no switch, and DeepSeek V3.1's, which is off unless it is asked for.
+BY_EFFORT = TEMPLATE + "{{- 'effort ' + (reasoning_effort or 'unsaid') }}"
+BY_WISH = TEMPLATE + (
+    "{%- if thinking is not defined %}{% set thinking = false %}{% endif %}"
+    "{{- '<think>' if thinking else '</think>' }}"
+)
+ALWAYS = TEMPLATE + "{%- if false %}</think>{% endif %}{{- '<think>\\n' }}"
+
+
+def rendered(client, **fields) -> str:
+    """The end of the prompt, behind the assistant's role."""
+    body = {"messages": ASKED["messages"], **fields}
+    tokens = client.post("/tokenize", cast_to=object, body=body)["tokens"]
+    text = client.post("/detokenize", cast_to=object, body={"tokens": tokens})["prompt"]
+    return text.rpartition("<|im_start|>assistant\n")[2]
+
+
+@pytest.fixture
+def templated(tmp_path):
+    """Makes a client of a server with that template."""
+    with ExitStack() as stack:
+
+        def make(template: str) -> openai.OpenAI:
+            directory = tmp_path / str(len(list(tmp_path.iterdir())))
+            directory.mkdir()
+            tags = ("<think>", "</think>")
+            text = TextModel.load(write_checkpoint(directory, tags, chat_template=template))
+            app = build_app(ScriptedGenerator(text), text, ApiConfig())
+            # Its paths begin at the root: OpenAI's client asks for these, too.
+            url = f"http://127.0.0.1:{stack.enter_context(serving(app))}"
+            return stack.enter_context(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
+
+        yield make
+
+
+def test_effort_switches_reasoning_where_the_template_can(templated):
+    thinking, by_wish = templated(THINKING), templated(BY_WISH)
+    assert (rendered(thinking), rendered(by_wish)) == ("", "</think>")
+    for effort in EFFORTS:
+        is_off = effort in ("none", "minimal")
+        opened = rendered(thinking, reasoning_effort=effort)
+        assert opened == ("<think>\n\n</think>\n\n" if is_off else "<think>\n")
+        opened = rendered(by_wish, reasoning_effort=effort)
+        assert opened == ("</think>" if is_off else "<think>")
+    # What the client says of the template itself comes first.
+    kwargs = {"enable_thinking": True}
+    assert rendered(thinking, reasoning_effort="none", chat_template_kwargs=kwargs) == "<think>\n"
+
+
+def test_effort_reaches_templates_that_know_it(templated):
+    by_effort = templated(BY_EFFORT)
+    assert rendered(by_effort) == "effort unsaid"
+    for effort in EFFORTS:
+        assert rendered(by_effort, reasoning_effort=effort) == f"effort {effort}"
+    kwargs = {"reasoning_effort": "own"}
+    told = rendered(by_effort, reasoning_effort="low", chat_template_kwargs=kwargs)
+    assert told == "effort own"
+
+
+def test_effort_changes_nothing_where_there_is_nothing_to_choose(templated):
+    plain, always = templated(TEMPLATE), templated(ALWAYS)
+    for effort in EFFORTS:
+        assert rendered(plain, reasoning_effort=effort) == ""
+        if effort in ("none", "minimal"):
+            with pytest.raises(openai.BadRequestError, match="always reasons") as refused:
+                rendered(always, reasoning_effort=effort)
+            assert refused.value.param == "reasoning_effort"
+        else:
+            assert rendered(always, reasoning_effort=effort) == "<think>\n"
+
+
+def test_effort_decides_how_an_answer_is_split(client, generator):
+    generator.script.answer = "Hm.\n</think>\nYes"
+    choice, _ = whole(client, reasoning_effort="high")
+    assert (choice.message.reasoning_content, choice.message.content) == ("Hm.", "Yes")
+    generator.script.answer = "Yes"
+    choice, _ = whole(client, reasoning_effort="none")
+    assert getattr(choice.message, "reasoning_content", None) is None
+    assert choice.message.content == "Yes"

@@ -27,6 +27,7 @@ from tandem.facts.serving import ANYBODY
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.tool_calls import ToolFormat
 from tests.api.server import client_of, serving
+from tests.observe.metrics_text import text_of
 
 GREEDY = {"prompt": "hello", "temperature": 0, "max_tokens": 50}
 CACHE = ResponseCacheConfig(limit_bytes=1 << 20)
@@ -292,7 +293,7 @@ def held(cache: ResponseCache) -> int:
     """Bytes, as the metrics have them."""
     (line,) = [
         each
-        for each in cache.metrics_text().decode().splitlines()
+        for each in text_of(cache.metric_families()).splitlines()
         if each.startswith("tandem:response_cache_bytes{")
     ]
     return round(float(line.rpartition(" ")[2]))

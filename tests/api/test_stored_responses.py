@@ -5,6 +5,7 @@ import pytest
 
 from tandem.api.app import build_app
 from tandem.api.app_context import AppContext
+from tandem.api.call_metrics import CallMetrics
 from tandem.api.config import ApiConfig, ResponseStoreConfig
 from tandem.api.intake import Intake
 from tandem.api.logprobs import TokenJson
@@ -166,6 +167,7 @@ def test_what_is_read_of_earlier_calls_counts_with_the_body(generator, text):
         ResponseBudget(config.answer_bytes),
         ResponseCache(config.response_cache, "tiny"),
         store,
+        CallMetrics("tiny"),
     )
     names = TokenJson(text.token_bytes)
     store.begin("", "resp_1", None, b"[]" + b" " * 50_000)

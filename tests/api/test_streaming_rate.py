@@ -46,8 +46,8 @@ class FastFakeGenerator:
     def model_identity(self) -> str | None:
         return None
 
-    def metrics_text(self) -> bytes:
-        return b""
+    def metric_families(self) -> tuple[()]:
+        return ()
 
 
 async def stream(app, body: dict) -> int:

@@ -34,6 +34,7 @@ from tests.live.toy_cluster import (
     until,
     working,
 )
+from tests.observe.metrics_text import text_of
 
 # What follows this token in the tiny model has no numbers.
 NAN_TOKEN = VOCABULARY - 1
@@ -216,6 +217,9 @@ async def test_a_single_process_serves_on():
     with pytest.raises(RequestFailed, match="NaN"):
         await bad
     assert worker.ready
+    metrics = text_of(worker.metric_families())
+    assert 'request_success_total{finished_reason="error",model_name="toy"} 1.0' in metrics
+    assert 'request_success_total{finished_reason="abort",model_name="toy"} 0.0' in metrics
     # A step that was planned before it failed may be under way still.
     await until(lambda: local.drained(worker))
     await worker.stop()

@@ -10,6 +10,7 @@ from tandem.facts.slo import Slo
 from tandem.messages.gateway import ClusterStatus
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tests.live.statuses import worker_status
+from tests.observe.metrics_text import text_of
 
 
 def status() -> ClusterStatus:
@@ -46,7 +47,7 @@ def test_status_says_what_was_learnt_and_how_it_predicted():
 
 
 def test_metrics_count_predictions_and_show_corrections():
-    text = GatewayMetrics("m").exposition(status()).decode()
+    text = text_of(GatewayMetrics("m").families(status()))
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if "{" in line)
 
     def value(name: str, **labels: str) -> float:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tandem.config.api_options import api_config
 from tandem.config.cluster.file import read_cluster
 from tandem.config.cluster.live import (
     as_served,
@@ -35,7 +36,9 @@ name: lab
 model: tandem-mini
 listen: 10.0.0.5:9000
 gateways: 2
-serve: {port: 0, api-key: [k], kv-cache-memory: 64MiB, log_level: info, max-num-seqs: 32}
+serve:
+  {port: 0, api-key: [k], kv-cache-memory: 64MiB, log_level: info, max-num-seqs: 32,
+   metrics_prefix: vllm}
 transport: {connectors: [nixl, tcp], wire_dtype: bfloat16, checksums: false}
 health: {lease: 12s}
 policies: {first_token: recomputed}
@@ -64,6 +67,7 @@ pools:
     assert (options.max_num_seqs, options.kv_cache_memory) == (32, "1048576")
     assert (options.device, options.log_level, options.dtype) == ("cpu", "info", "auto")
     assert not options.api_key
+    assert api_config(gateway_options(cluster, ()), ()).metrics_prefix == "vllm"
     options = worker_options(cluster, decode)
     assert (options.quantization, options.dtype, options.kv_cache_dtype) == (
         "int8", "auto", "float32",

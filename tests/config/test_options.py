@@ -93,3 +93,10 @@ def test_sizes(text, size):
 def test_bad_sizes_name_the_option(text):
     with pytest.raises(InvalidConfiguration, match="kv-cache-memory: expected a size"):
         parse_bytes(text, "kv-cache-memory")
+
+
+@pytest.mark.parametrize("prefix", ["", "2nd", "vllm:", "v llm", "läuft", "a" * 65, "a\n"])
+def test_a_prefix_of_metrics_is_a_name(prefix):
+    assert read_options(None, {"metrics_prefix": "vllm"}).metrics_prefix == "vllm"
+    with pytest.raises(InvalidConfiguration, match=r"^metrics-prefix: "):
+        read_options(None, {"metrics_prefix": prefix})

@@ -22,6 +22,7 @@ from tests.deploy.manifests import (
     pod_templates,
 )
 from tests.live.statuses import worker_status
+from tests.observe.metrics_text import text_of
 
 SCALING, SHARED_POOL = KUBERNETES / "scaling", KUBERNETES / "shared-pool"
 PARTS = [KUBERNETES, SCALING, SHARED_POOL]
@@ -213,7 +214,7 @@ def test_secrets_are_mounted_by_those_alone_who_need_them():
 
 def test_autoscalers_ask_for_metrics_that_exist():
     status = ClusterStatus("g", 1.0, (worker_status("w"),), 0, 0, 0, 0, ())
-    told = GatewayMetrics("m").exposition(status).decode()
+    told = text_of(GatewayMetrics("m").families(status))
     (values,) = documents(SCALING / "adapter-values.yaml")
     rules = {rule["name"]["as"]: rule for rule in values["rules"]["external"]}
     asked = {

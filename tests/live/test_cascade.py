@@ -10,6 +10,7 @@ from random import Random
 
 import msgspec
 import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from tandem.config.environment import BUNDLED_DRAFT
 from tandem.config.options import read_options
@@ -26,6 +27,7 @@ from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.live.cascade import Cascade
 from tandem.live.processes.server import assemble, running
 from tandem.policy.cascade import Confidence, ConfidenceFloor
+from tests.observe.metrics_text import text_of
 
 SURE, UNSURE = log(0.95), log(0.2)
 REQUEST = Request("r-0", (1, 2, 3), SamplingParameters(max_tokens=50, seed=3))
@@ -56,10 +58,10 @@ class ScriptedModel:
     def satisfied(self, request_id: str) -> None:
         self.satisfied_ids.append(request_id)
 
-    def metrics_text(self) -> bytes:
-        name = f"from-{self.first_token}"
-        head = "# HELP tandem:x X\n# TYPE tandem:x gauge\n"
-        return f'{head}tandem:x{{model_name="{name}"}} 1.0\n'.encode()
+    def metric_families(self) -> list[Metric]:
+        metric = GaugeMetricFamily("x", "X", labels=("model_name",))
+        metric.add_metric((f"from-{self.first_token}",), 1)
+        return [metric]
 
     async def generate(self, request: Request, caller: Caller = ANYBODY):
         self.asked.append(request)
@@ -164,7 +166,7 @@ async def test_the_policy_decides_however_many_tokens_come_together(seed):
 
 def outcomes_of(cascade: Cascade) -> dict[str, float]:
     """How many requests each model answered, and why it was the large one."""
-    found = re.findall(r'\w+="(\w+)"} (\S+)$', cascade.metrics.exposition().decode(), re.M)
+    found = re.findall(r'\w+="(\w+)"} (\S+)$', text_of(cascade.metrics.families()), re.M)
     return {name: float(count) for name, count in found if 0 < float(count) < 1000}
 
 
@@ -289,7 +291,7 @@ async def test_it_serves_while_both_models_do_and_is_known_by_both():
     assert cascade.ready
     small.ready, small.failed, small.model_identity = False, True, None
     assert (cascade.ready, cascade.failed, cascade.model_identity) == (False, True, None)
-    text = cascade.metrics_text().decode()
+    text = text_of(cascade.metric_families())
     assert text.count("# TYPE tandem:x gauge") == 1
     assert 'tandem:x{model_name="from-0"} 1.0' in text
     assert 'tandem:x{model_name="from-500"} 1.0' in text
@@ -338,7 +340,7 @@ async def test_the_bundled_pair_answers_as_one_of_its_models_alone():
         assert answer == (one if model == "small" else other)
     assert server.worker.card.names == alone.worker.card.names == ("tandem-mini",)
     assert "cascade: tandem-mini-draft answers" in "\n".join(server.notes)
-    text = server.worker.metrics_text().decode()
+    text = text_of(server.worker.metric_families())
     assert f'outcome="small"}} {models.count("small")}.0' in text
 
 

@@ -43,6 +43,7 @@ from tests.live.toy_cluster import (
     until,
     working,
 )
+from tests.observe.metrics_text import text_of
 
 
 @asynccontextmanager
@@ -54,8 +55,8 @@ async def cluster(*workers: ToyWorker, **terms):
         yield gateway, endpoint
 
 
-def text_of(gateway) -> str:
-    return gateway.metrics_text().decode()
+def metrics_of(gateway) -> str:
+    return text_of(gateway.metric_families())
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -116,7 +117,7 @@ async def test_nobody_waits_for_a_worker_beyond_its_deadline():
         assert late.value.by is Rejection.DEADLINE
         assert 1.0 < late.value.retry_after_s <= 15.0
         assert gateway.ready
-        assert 'success_total{finished_reason="abort",model_name="toy"} 0.0' in text_of(gateway)
+        assert 'success_total{finished_reason="abort",model_name="toy"} 0.0' in metrics_of(gateway)
         submitted = []
         decide = gateway.machine.handle_together
 
@@ -145,7 +146,7 @@ async def test_who_has_all_it_wants_is_answered():
         await stream.aclose()
         await read(gateway, request("next"))
         assert gateway.machine.status(0).finished_requests == 2
-        text = text_of(gateway)
+        text = metrics_of(gateway)
         assert 'request_success_total{finished_reason="stop",model_name="toy"} 1.0' in text
         assert 'request_success_total{finished_reason="abort",model_name="toy"} 0.0' in text
 
@@ -158,7 +159,7 @@ async def test_a_reader_who_leaves_frees_everything():
         await anext(stream)
         await stream.aclose()
         await until(lambda: worker.drained and not gateway.machine.router.requests)
-        assert 'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in text_of(
+        assert 'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in metrics_of(
             gateway
         )
 
@@ -172,7 +173,7 @@ async def test_a_reader_who_leaves_at_once_never_runs():
         task.cancel()
         await asyncio.wait([task])
         assert len(await read(gateway, request("next"))) == 8
-        assert 'tandem:generation_tokens_total{model_name="toy"} 8.0' in text_of(gateway)
+        assert 'tandem:generation_tokens_total{model_name="toy"} 8.0' in metrics_of(gateway)
         await until(lambda: worker.drained)
 
 
@@ -220,7 +221,7 @@ async def test_too_many_who_wait_learn_when_to_come_back():
         worker.engine.gate.set()
         await asyncio.gather(*waiting)
         assert len(await read(gateway, request("later"))) == 8
-        assert 'admission_rejections_total{model_name="toy"} 1.0' in text_of(gateway)
+        assert 'admission_rejections_total{model_name="toy"} 1.0' in metrics_of(gateway)
 
 
 async def test_a_worker_that_dies_is_replaced_and_streams_go_on():
@@ -239,7 +240,7 @@ async def test_a_worker_that_dies_is_replaced_and_streams_go_on():
         status = gateway.machine.status(0)
         assert [worker.worker for worker in status.workers] != ["w0", "w1"]
         assert len(status.lost) == 1
-        assert 'tandem:lost_workers_total{model_name="toy"} 1.0' in text_of(gateway)
+        assert 'tandem:lost_workers_total{model_name="toy"} 1.0' in metrics_of(gateway)
 
 
 def steps_of(gateway, worker: str) -> tuple[StepTotals, ...]:
@@ -256,7 +257,7 @@ async def test_metrics_of_requests_and_workers():
         await until(lambda: all(worker.drained for worker in workers))
         status = gateway.machine.status(0)
         moved = sum(worker.moved_bytes for worker in status.workers)
-        text = text_of(gateway)
+        text = metrics_of(gateway)
         for line in (
             'tandem:prompt_tokens_total{model_name="toy"} 9.0',
             'tandem:generation_tokens_total{model_name="toy"} 5.0',
@@ -264,6 +265,9 @@ async def test_metrics_of_requests_and_workers():
             'tandem:inter_token_latency_seconds_count{model_name="toy"} 4.0',
             'tandem:request_success_total{finished_reason="length",model_name="toy"} 1.0',
             'tandem:request_takeovers_total{model_name="toy"} 0.0',
+            'tandem:prefix_cache_queries_total{model_name="toy"} 9.0',
+            'tandem:prefix_cache_hits_total{model_name="toy"} 0.0',
+            'tandem:request_prefill_kv_computed_tokens_sum{model_name="toy"} 9.0',
             'tandem:worker_accepting{model_name="toy",pool="p",role="decode",worker="d"} 1.0',
             'tandem:num_requests_running{model_name="toy",pool="p",role="prefill",worker="p"} 0.0',
             f'tandem:kv_transfer_bytes_total{{model_name="toy",pool="p",worker="d"}} {moved:.1f}',
@@ -302,7 +306,7 @@ async def test_operators_see_drain_flip_and_audit():
             await asyncio.to_thread(lambda: client.drain("w1", leave=True))
             assert workers[1].task is not None
             assert (await workers[1].task).reason == ""
-            assert 'tandem:lost_workers_total{model_name="toy"} 0.0' in text_of(gateway)
+            assert 'tandem:lost_workers_total{model_name="toy"} 0.0' in metrics_of(gateway)
 
 
 @dataclass
@@ -348,7 +352,7 @@ async def test_a_planner_flips_and_its_status_names_who_is_to_be_started():
             held = (await status()).held
             assert [(each.worker, each.why) for each in held] == [("w-2", "drained")]
         flips = 'tandem:planned_actions_total{action="flip",model_name="toy"} 1.0'
-        assert flips in text_of(gateway)
+        assert flips in metrics_of(gateway)
 
 
 async def test_an_operator_asks_what_became_of_a_request():

@@ -23,6 +23,7 @@ from tests import waiting
 from tests.cluster.ledger_engine import VOCABULARY
 from tests.live.ends import PATIENCE_S
 from tests.live.toy_cluster import BLOCK_SIZE, ToyWorker, gateway_config, serving, until, working
+from tests.observe.metrics_text import text_of
 from tests.observe.test_journal_files import HEAD
 
 
@@ -111,8 +112,8 @@ def test_what_is_missing_is_a_metric():
     metrics = GatewayMetrics("toy")
     empty = ClusterStatus("g0", 0.0, (), 0, 0, 0, 0, ())
     for turns in (3, 5):
-        text = metrics.exposition(empty, turns)
-        assert b'tandem:journal_lost_turns_total{model_name="toy"} %d.0' % turns in text
+        text = text_of(metrics.families(empty, turns))
+        assert f'tandem:journal_lost_turns_total{{model_name="toy"}} {turns}.0' in text
 
 
 async def test_what_a_gateway_recorded_plays_again(tmp_path):

@@ -24,6 +24,7 @@ from tests.live.toy_cluster import (
     until,
     working,
 )
+from tests.observe.metrics_text import text_of
 from tests.text.tiny_checkpoint import write_checkpoint
 
 KEYS = ApiConfig(
@@ -122,7 +123,7 @@ async def test_metrics_tell_tenants_apart_and_nobody_else(text):
     async with front(text, LimitTerms({"acme": RateLimits(requests_per_minute=2)})) as door:
         for key in ("acme-key", "acme-key", "acme-key", "plain-key", "rich-key"):
             await door.ask(key)
-        told = door.gateway.metrics_text().decode()
+        told = text_of(door.gateway.metric_families())
 
     def value(name: str, **labels: str) -> float:
         wanted = [f'{label}="{text}"' for label, text in labels.items()]

@@ -20,6 +20,7 @@ from tests.live.toy_cluster import (
     request,
     until,
 )
+from tests.observe.metrics_text import text_of
 
 
 @asynccontextmanager
@@ -53,7 +54,7 @@ async def test_a_reader_who_leaves_frees_everything():
         await anext(stream)
         await stream.aclose()
         await until(lambda: drained(worker))
-        text = worker.metrics_text().decode()
+        text = text_of(worker.metric_families())
         assert 'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in text
         assert not worker.metrics.requests.open_requests
 
@@ -68,7 +69,7 @@ async def test_a_reader_who_leaves_before_the_first_step_never_runs():
         assert len(await read(worker, request("next"))) == 8
         await until(lambda: drained(worker))
         # Only the eight tokens of the one who stayed were ever drawn.
-        assert 'generation_tokens_total{model_name="toy"} 8.0' in worker.metrics_text().decode()
+        assert 'generation_tokens_total{model_name="toy"} 8.0' in text_of(worker.metric_families())
 
 
 async def test_what_cannot_run_is_refused_and_disturbs_nobody():
@@ -115,6 +116,9 @@ async def test_a_dead_engine_fails_its_requests_and_the_readiness():
         engine.gate.set()
         with pytest.raises(EngineFailed, match=r"^the engine failed$"):
             await task
+        text = text_of(worker.metric_families())
+        assert 'request_success_total{finished_reason="error",model_name="toy"} 1.0' in text
+        assert not worker.metrics.requests.open_requests
         assert worker.failed
         assert not worker.ready
         with pytest.raises(EngineFailed):
@@ -134,7 +138,7 @@ async def test_metrics_count_what_happened():
         engine.gate.set()
         await read(worker, request("a", (1, 2, 3, 4, 5, 6, 7, 8, 9), max_tokens=5))
         await read(worker, request("b", (1, 2, 3, 4, 5, 6, 7, 8, 9), max_tokens=5))
-        text = worker.metrics_text().decode()
+        text = text_of(worker.metric_families())
         for line in (
             'tandem:prompt_tokens_total{model_name="toy"} 18.0',
             'tandem:generation_tokens_total{model_name="toy"} 10.0',
@@ -144,6 +148,10 @@ async def test_metrics_count_what_happened():
             'tandem:inter_token_latency_seconds_count{model_name="toy"} 8.0',
             'tandem:request_success_total{finished_reason="length",model_name="toy"} 2.0',
             'tandem:num_requests_running{model_name="toy"} 0.0',
+            'tandem:prompt_tokens_cached_total{model_name="toy"} 8.0',
+            'tandem:request_prefill_kv_computed_tokens_sum{model_name="toy"} 10.0',
+            'tandem:request_params_max_tokens_sum{model_name="toy"} 10.0',
+            'tandem:request_inference_time_seconds_count{model_name="toy"} 2.0',
         ):
             assert line in text
 
@@ -156,7 +164,7 @@ async def test_a_reader_who_found_its_stop_string_counts_as_stopped():
         worker.satisfied("done")
         await stream.aclose()
         await until(lambda: drained(worker))
-        text = worker.metrics_text().decode()
+        text = text_of(worker.metric_families())
         assert 'request_success_total{finished_reason="stop",model_name="toy"} 1.0' in text
         assert 'request_success_total{finished_reason="abort",model_name="toy"} 0.0' in text
         assert 'e2e_request_latency_seconds_count{model_name="toy"} 1.0' in text

@@ -5,11 +5,13 @@ from msgspec.structs import replace
 from tandem.facts.adapter import AdapterFigures, AdapterMemory
 from tandem.facts.fleet import PlanningMode, Tier
 from tandem.facts.kv import TierFigures
+from tandem.facts.request import FinishReason, Request
 from tandem.facts.step_totals import StepTotals
 from tandem.messages.gateway import ClusterStatus, PoolNodeStatus, WorkerStatus
 from tandem.messages.planning import HeldWorker, PlanningStatus
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tests.live.statuses import worker_status
+from tests.observe.metrics_text import text_of
 
 KINDS = ("decode", "prefill")
 
@@ -19,7 +21,7 @@ def status(*workers: WorkerStatus, **more) -> ClusterStatus:
 
 
 def exposed(status: ClusterStatus) -> list[str]:
-    return GatewayMetrics("m").exposition(status).decode().splitlines()
+    return text_of(GatewayMetrics("m").families(status)).splitlines()
 
 
 def test_every_tier_of_every_process_has_its_figures():
@@ -101,7 +103,7 @@ def test_adapters_are_named_and_their_memory_is_counted():
     memory = AdapterMemory(2, 5000, 9000, loads=7, evictions=5)
     serving = replace(worker_status("w-0"), adapters=AdapterFigures((a, b), (c,), 2, memory))
     metrics = GatewayMetrics("m", adapter_names=lambda: {a: "sql", b: "chat"})
-    told = metrics.exposition(status(serving, worker_status("w-1"))).decode().splitlines()
+    told = text_of(metrics.families(status(serving, worker_status("w-1")))).splitlines()
     # The third was unloaded while a request waits for it.
     labels = 'running_lora_adapters="chat,sql",waiting_lora_adapters="cccccccc",worker="w-0"'
     of_worker = 'max_lora="2",model_name="m",pool="w"'
@@ -120,3 +122,16 @@ def test_adapters_are_named_and_their_memory_is_counted():
 
 def test_without_adapters_there_are_no_such_metrics():
     assert not [line for line in exposed(status(worker_status("w-0"))) if "lora" in line]
+
+
+def test_what_failed_is_no_abort():
+    metrics = GatewayMetrics("m")
+    for name in "abc":
+        metrics.requests.arrived(Request(name, (1, 2)), 0)
+    metrics.requests.failed("a", 5)
+    metrics.requests.ended("b", FinishReason.ABORT, 5)
+    told = text_of(metrics.families(status())).splitlines()
+    for reason, count in (("error", 1), ("abort", 1), ("stop", 0)):
+        series = f'tandem:request_success_total{{finished_reason="{reason}",model_name="m"}}'
+        assert f"{series} {float(count)}" in told
+    assert metrics.requests.open_requests == 1

@@ -222,7 +222,7 @@ class LostLines(Collector):
         self._sink, self._model_name = sink, model_name
 
     def collect(self) -> Iterator[Metric]:
-        name, text = "tandem:access_log_lost_lines", "Lines the access log misses"
+        name, text = "access_log_lost_lines", "Lines the access log misses"
         lost = CounterMetricFamily(name, text, labels=("model_name",))
         lost.add_metric((self._model_name,), self._sink.lost_lines)
         yield lost

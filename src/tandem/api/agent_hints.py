@@ -1,4 +1,5 @@
-"""Hints of agents in the body of a call: `agent`, and Dynamo's `nvext.agent_hints`."""
+"""Hints of agents in the body of a call: `agent`, vLLM's `session_id`, and Dynamo's
+`nvext.agent_hints`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,12 +20,14 @@ def with_hints(caller: Caller, body: GenerationBody) -> Caller:
     """The caller with what the body says of its session. Raises `InvalidRequest` for what cannot be
     a session's name, and for hints that contradict each other or the headers."""
     hints, dynamo = body.agent or AgentHints(), _dynamo_hints(body)
-    if not is_printable(hints.session or "", SESSION_CHARS):
-        problem = f"must be at most {SESSION_CHARS} printable ASCII characters"
-        raise InvalidRequest("agent.session", problem)
+    for name, value in ("agent.session", hints.session), ("session_id", body.session_id):
+        if not is_printable(value or "", SESSION_CHARS):
+            problem = f"must be at most {SESSION_CHARS} printable ASCII characters"
+            raise InvalidRequest(name, problem)
     session = _agreed(
         "agent.session", hints.session or None, SESSION_HEADER, caller.session or None
     )
+    session = _agreed("session_id", body.session_id or None, "the session named elsewhere", session)
     if hints.pause_s is not None and session is None:
         raise InvalidRequest("agent.pause_s", "is of a session; name it in agent.session")
     expected_tokens = _agreed(

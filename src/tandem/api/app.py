@@ -2,10 +2,10 @@
 endpoints that only read: models, health, readiness, metrics and version."""
 
 from http import HTTPStatus
+from itertools import chain
 from pathlib import Path
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,14 +17,17 @@ from tandem.api.access_log import AccessLog, LineSink, LostLines
 from tandem.api.adapters import adapter_endpoints
 from tandem.api.app_context import VERSION, AppContext
 from tandem.api.auth import REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
+from tandem.api.call_metrics import CallMetrics
 from tandem.api.chat import chat_endpoints
 from tandem.api.completions import completion_endpoints
 from tandem.api.config import ApiConfig
 from tandem.api.docs_page.page import reference_route
 from tandem.api.errors import REQUEST_ID, Refusal, Refused, error_response, refusal_of
+from tandem.api.http_metrics import HttpCounting, HttpMetrics
 from tandem.api.intake import Intake
 from tandem.api.key_ring import KeyRing
 from tandem.api.messages import messages_endpoints
+from tandem.api.metrics_page import PAGE_TYPES, metrics_page
 from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
 from tandem.api.rate_limit_headers import NAMES as RATE_LIMIT_HEADERS
 from tandem.api.response_cache import ResponseCache
@@ -75,15 +78,17 @@ def build_app(
         ResponseBudget(config.answer_bytes),
         cache or ResponseCache(config.response_cache, generator.card.names[0]),
         ResponseStore(config.response_store),
+        CallMetrics(generator.card.names[0]),
         adapters,
     )
+    http_metrics = HttpMetrics()
     endpoints: list[ApiEndpoint] = [
         *chat_endpoints(context),
         *responses_endpoints(context),
         *completion_endpoints(context),
         *messages_endpoints(context),
         *token_endpoints(context),
-        *probe_endpoints(context, load, log),
+        *probe_endpoints(context, load, http_metrics, log),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
     ]
     openapi = openapi_maker("Tandem", VERSION, endpoints, has_keys=config.has_keys)
@@ -91,7 +96,14 @@ def build_app(
     routes = [load.counting(each.route) if each.events else each.route for each in endpoints]
     app = Starlette(
         routes=[*routes, document_route(openapi), reference_route(openapi)],
-        middleware=_middleware(config, log, ring or KeyRing(config)),
+        middleware=[
+            Middleware(
+                HttpCounting,
+                metrics=http_metrics,
+                paths={each.handler: each.route.path_format for each in endpoints},
+            ),
+            *_middleware(config, log, ring or KeyRing(config)),
+        ],
         exception_handlers={
             Refused: _refused,
             TandemError: _tandem_error,
@@ -159,16 +171,11 @@ async def _unexpected(request: Request, _: Exception) -> Response:
     return error_response(request.scope, refusal)
 
 
-_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
-
-
 def probe_endpoints(
-    context: AppContext, load: ServerLoad, log: LineSink | None = None
+    context: AppContext, load: ServerLoad, http_metrics: HttpMetrics, log: LineSink | None = None
 ) -> list[ApiEndpoint]:
     """The endpoints that only read. `/health` says alive, `/ready` says may take requests."""
-    logs = CollectorRegistry()
-    if log is not None:
-        logs.register(LostLines(log, context.generator.card.names[0]))
+    lost_lines = None if log is None else LostLines(log, context.generator.card.names[0])
 
     async def list_models(_: Request) -> Response:
         """The served names, with the sizes of the model behind them; then the adapters."""
@@ -202,10 +209,21 @@ def probe_endpoints(
         answer = StatusAnswer(status="ready" if is_ready else "not ready")
         return _json_response(answer, _status(is_ready))
 
-    async def metrics(_: Request) -> Response:
-        """Metrics in the Prometheus text format."""
-        text = context.generator.metrics_text() + context.response_cache.metrics_text()
-        return Response(text + generate_latest(logs), headers={"Content-Type": _EXPOSITION})
+    async def metrics(request: Request) -> Response:
+        """Metrics in the Prometheus text format, or in OpenMetrics where `Accept` prefers that."""
+        families = chain(
+            context.generator.metric_families(),
+            context.calls.families(),
+            context.response_cache.metric_families(),
+            () if lost_lines is None else lost_lines.collect(),
+        )
+        text, content_type = metrics_page(
+            families,
+            prefix=context.config.metrics_prefix,
+            accept=request.headers.get("Accept", ""),
+            others=http_metrics.families(),
+        )
+        return Response(text, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def server_load(_: Request) -> Response:
         """How many generating calls are being answered here, those included that wait."""
@@ -228,7 +246,7 @@ def probe_endpoints(
         ApiEndpoint("GET", "/health", health, "Server", answer=StatusAnswer),
         ApiEndpoint("GET", "/ping", ping, "Server", answer=StatusAnswer),
         ApiEndpoint("GET", "/ready", ready, "Server", answer=StatusAnswer),
-        ApiEndpoint("GET", "/metrics", metrics, "Server"),
+        ApiEndpoint("GET", "/metrics", metrics, "Server", text_types=PAGE_TYPES),
         ApiEndpoint("GET", "/load", server_load, "Server", answer=LoadAnswer),
         ApiEndpoint("GET", "/version", show_version, "Server", answer=VersionAnswer),
     ]

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from starlette.requests import Request
 
 from tandem.api.auth import ANSWER_HEADERS, KEY, TENANT, account_of, is_printable
+from tandem.api.call_metrics import CallMetrics
 from tandem.api.choice import Endings
 from tandem.api.config import ApiConfig
 from tandem.api.errors import REQUEST_ID, Refusal, Refused, retry_header
@@ -44,6 +45,7 @@ class AppContext:
     response_budget: ResponseBudget
     response_cache: ResponseCache
     response_store: ResponseStore
+    calls: CallMetrics
     adapters: AdapterModels | None = None
 
     def caller_of(self, request: Request) -> Caller:

@@ -31,6 +31,10 @@ class ModelBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 ADD_GENERATION_PROMPT = means("Opens the assistant's turn. Default: true unless continuing.")
 CONTINUE_FINAL_MESSAGE = means("Continues the last message instead of answering it.")
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+REASONING_EFFORT = means(
+    "none, minimal: without reasoning; any other: with it; as far as the chat template can say so."
+)
 CHAT_TEMPLATE_KWARGS = means("Further variables of the checkpoint's chat template.")
 
 

@@ -299,7 +299,7 @@ def _function(call: ToolCall) -> FunctionCall:
 def _limits(body: ChatBody) -> tuple[int | None, int | None]:
     """The longest answer that the client names, and how many alternatives it wants to each token
     (None: no log-probabilities)."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs to be true")
     asked = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(asked) > 1:

@@ -83,6 +83,7 @@ class ApiConfig:
     `max_body_bytes` None derives the largest body from the context. `answer_bytes` are what the
     answers of all calls that do not stream may hold; one call, half of it. With
     `parse_special_tokens` a client's text in a chat may spell special tokens, as in version 0.4.
+    Names of metrics begin with `metrics_prefix` and a colon.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -101,6 +102,7 @@ class ApiConfig:
     parse_special_tokens: bool = False
     response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
     response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
+    metrics_prefix: str = "tandem"
 
     def __post_init__(self) -> None:
         for name in (

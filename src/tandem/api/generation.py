@@ -146,6 +146,7 @@ async def create_answer(
     requests = requests_of(
         body, answer_id, prompts, sampling, caller.tenant, card, search.sequences, adapter
     )
+    context.calls.call_began(len(prompts), body.n or 1)
     if spec.scores_once and spec.prompt_logprobs is not None:
         requests = scored_once(requests)
     for each in requests if search.beams else ():

@@ -47,8 +47,9 @@ class ApiEndpoint:
     the handler's name and docstring.
 
     `path` is Starlette's, which may take parameters. `body` is the type of the JSON body, None
-    for calls without one; `answer` that of the answer, None where it is plain text; `events` those
-    of a streamed answer's events, and `error` that of a refusal, in the stream as well.
+    for calls without one; `answer` that of the answer, None where it is a text of one of
+    `text_types`; `events` those of a streamed answer's events, and `error` that of a refusal, in
+    the stream as well.
     """
 
     method: str
@@ -59,6 +60,7 @@ class ApiEndpoint:
     answer: type[msgspec.Struct] | None = None
     events: Sequence[type[msgspec.Struct]] = ()
     error: type[msgspec.Struct] = responses.ErrorAnswer
+    text_types: Sequence[str] = ("text/plain",)
 
     @property
     def route(self) -> Route:
@@ -124,7 +126,8 @@ def _operation_id(name: str, endpoint: ApiEndpoint) -> str:
 
 def _responses(endpoint: ApiEndpoint) -> Document:
     if endpoint.answer is None:
-        return {"200": {"description": "Successful Response", "content": {"text/plain": {}}}}
+        texts: Document = {kind: {} for kind in endpoint.text_types}
+        return {"200": {"description": "Successful Response", "content": texts}}
     content: Document = {"application/json": {"schema": _reference(endpoint.answer)}}
     if endpoint.events:
         content["text/event-stream"] = {"schema": _server_sent(endpoint)}

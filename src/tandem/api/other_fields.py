@@ -18,7 +18,8 @@ class OtherFields:
 
 
 # What is ignored changes nothing of the tokens or the text of an answer: no tokenizer that is used
-# here would put spaces between special tokens.
+# here would put spaces between special tokens, there is no medium but text, and how many tokens an
+# event of a stream has is the server's to say.
 OPENAI = OtherFields(
     frozenset(
         {
@@ -32,6 +33,11 @@ OPENAI = OtherFields(
             "request_id",
             "guided_decoding_backend",
             "spaces_between_special_tokens",
+            "stream_interval",
+            "media_io_kwargs",
+            "mm_processor_kwargs",
+            "return_mm_kwargs",
+            "return_token_offsets",
         }
     ),
     {
@@ -39,17 +45,31 @@ OPENAI = OtherFields(
         "modalities": (["text"],),
         "prediction": (),
         "functions": ([],),
-        "function_call": (),
+        "function_call": ("none", "auto"),
         "web_search_options": (),
         "reasoning_effort": (),
-        "verbosity": (),
+        "include_reasoning": (True,),
+        "thinking_token_budget": (-1,),
+        "verbosity": ("medium",),
         "suffix": ("",),
-        "logits_processors": (),
+        "echo": (False,),
+        "add_special_tokens": (False,),
+        "truncation_side": ("left",),
+        "watermarking": (False,),
+        "logits_processors": ([],),
+        "repetition_detection": (
+            {},
+            {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0},
+        ),
         "chat_template": (),
         "documents": ([],),
-        "mm_processor_kwargs": (),
-        "kv_transfer_params": (),
-        "logprob_token_ids": (),
+        "prompt_embeds": ([],),
+        "kv_transfer_params": ({},),
+        "ec_transfer_params": ({},),
+        "vllm_xargs": ({},),
+        "logprob_token_ids": ([],),
+        "return_prompt_text": (False,),
+        "routed_experts_prompt_start": (0,),
     },
 )
 OPENAI_RESPONSES = OPENAI | OtherFields(

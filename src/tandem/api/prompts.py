@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from tandem.api.body_fields import ChatMessage, ContentPart, MadeToolCall, Tool
 from tandem.api.config import ApiConfig
+from tandem.api.reasoning_effort import template_arguments
 from tandem.api.request_body import decode_json, nested_deeper
 from tandem.api.requests import ChatBody, CompletionBody, GenerationBody, TokenizeBody
 from tandem.facts.errors import InvalidRequest, PromptTooLong
@@ -87,7 +88,7 @@ def chat_prompt(
         raise PromptTooLong(len(body.messages or ()), limit_tokens, exact=False)
     messages: Any = [_message(message, config.max_nesting) for message in body.messages or ()]
     offered: Any = [msgspec.to_builtins(tool) for tool in tools]
-    arguments: Any = body.chat_template_kwargs or {}
+    arguments: Any = template_arguments(body, text)
     if config.parse_special_tokens or not client_text.touches(messages, offered, arguments):
         prompt = template.render(messages, offered, _options(body, arguments))
         return _compact(

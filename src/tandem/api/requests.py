@@ -16,11 +16,13 @@ from tandem.api.body_fields import (
     ADD_GENERATION_PROMPT,
     CHAT_TEMPLATE_KWARGS,
     CONTINUE_FINAL_MESSAGE,
+    REASONING_EFFORT,
     ChatMessage,
     Count,
     ModelBody,
     NamedToolChoice,
     NonNegative,
+    ReasoningEffort,
     TokenId,
     Tool,
     means,
@@ -134,6 +136,13 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
         bool | None, means("true: JSON without any whitespace between its parts.")
     ] = None
     whitespace_pattern: Annotated[str | None, _WHITESPACE] = None
+    disable_fallback: Annotated[
+        bool | None, means("Accepted without effect: there is one way to hold to a form.")
+    ] = None
+    disable_additional_properties: Annotated[
+        bool | None, means("Only false: the schema says which properties there may be.")
+    ] = None
+    structural_tag: Annotated[None, means("Only null: it is not supported.")] = None
 
 
 @with_client_fields
@@ -252,6 +261,7 @@ class GenerationBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
     agent: Annotated[
         AgentHints | None, means("What an agent knows of its session. Changes no token.")
     ] = None
+    session_id: Annotated[str | None, means("As `agent.session`, in vLLM's words.")] = None
     nvext: Annotated[DynamoExtensions | None, means("Hints in the words of NVIDIA Dynamo.")] = None
 
 
@@ -305,6 +315,7 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: Annotated[bool | None, ADD_GENERATION_PROMPT] = None
     continue_final_message: Annotated[bool | None, CONTINUE_FINAL_MESSAGE] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, CHAT_TEMPLATE_KWARGS] = None
+    reasoning_effort: Annotated[ReasoningEffort | None, REASONING_EFFORT] = None
     logprobs: Annotated[bool | None, means("true adds the log-probability of each token.")] = None
     top_logprobs: Annotated[
         NonNegative | None, means("How many alternatives to each token, up to 20; needs logprobs.")
@@ -326,6 +337,7 @@ class TokenizeBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: Annotated[bool | None, ADD_GENERATION_PROMPT] = None
     continue_final_message: Annotated[bool | None, CONTINUE_FINAL_MESSAGE] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, CHAT_TEMPLATE_KWARGS] = None
+    reasoning_effort: Annotated[ReasoningEffort | None, REASONING_EFFORT] = None
     return_token_strs: Annotated[bool | None, means("Adds each token's own text.")] = None
 
 

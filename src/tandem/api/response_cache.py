@@ -10,13 +10,13 @@ that differs in one token misses.
 import asyncio
 from array import array
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 
 from tandem.api.choice import Endings
 from tandem.api.config import ResponseCacheConfig
@@ -83,7 +83,7 @@ class ResponseCache:
         self._responses: OrderedDict[bytes, CachedResponse] = OrderedDict()
         self._size_bytes = 0
         self._registry = CollectorRegistry()
-        name, labels = "tandem:response_cache", ("model_name",)
+        name, labels = "response_cache", ("model_name",)
         self._lookups = Counter(
             f"{name}_queries", "Answers looked up", labels, registry=self._registry
         ).labels(model_name)
@@ -134,9 +134,9 @@ class ResponseCache:
         self._size_bytes -= dropped.size_bytes if dropped else 0
         self._bytes_held.set(self._size_bytes)
 
-    def metrics_text(self) -> bytes:
-        """Prometheus exposition; empty where nothing is ever kept."""
-        return generate_latest(self._registry) if self._config.limit_bytes else b""
+    def metric_families(self) -> Iterable[Metric]:
+        """At this moment; none where nothing is ever kept."""
+        return self._registry.collect() if self._config.limit_bytes else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _CONTEXTS_COUNTED = 4
 
 def prompt_tokens(sent: ConversationBody, past: Past, context: AppContext) -> int:
     """How many a response to this would have. Pure work, off the loop where there is much."""
-    body = conversation_body(sent, context.text)
+    body = conversation_body(sent)
     tools = tool_use(body, context.text)
     body.messages = chat_messages(sent.instructions, past.history(), _items(sent, past))
     prompts = _Prompts(body, tools.offered, context)
@@ -60,7 +60,7 @@ class ResponseCall:
         self._owner = owner
         self._context = context
         self._past = past_of(sent, owner, context)
-        self._body = response_body(sent, context.text)
+        self._body = response_body(sent)
         self._token_json = token_json if self._body.logprobs else None
         self._tools = tool_use(self._body, context.text).offered
         # What is stored, and echoed.

@@ -11,7 +11,6 @@ from tandem.api.requests import ChatBody, JsonSchemaFormat, ResponseFormat
 from tandem.api.responses_body import (
     LOGPROBS,
     ConversationBody,
-    ReasoningConfig,
     ResponsesBody,
     ResponseTool,
     ResponseToolChoice,
@@ -23,18 +22,14 @@ from tandem.facts.client_fields import client_fields, client_values
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
-from tandem.text.model import TextModel
 
 _CLIENT_FIELDS = (*client_fields(SamplingParameters), *client_fields(Request))
-# Variables by which chat templates are told whether to reason, and how much.
-_THINKING_VARIABLES = ("enable_thinking", "thinking")
-_EFFORT_VARIABLE = "reasoning_effort"
-_NO_REASONING = ("none", "minimal")
 # What a chat calls otherwise.
 _OWN_WORDS = {
     "messages": "input",
     "prompt": "input",
     "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
 }
@@ -50,7 +45,7 @@ def in_own_words(error: InvalidRequest) -> InvalidRequest:
     return InvalidRequest(field, error.problem)
 
 
-def conversation_body(sent: ConversationBody, text: TextModel) -> ChatBody:
+def conversation_body(sent: ConversationBody) -> ChatBody:
     """The chat without its messages, as far as it decides the prompt. Raises `InvalidRequest`, and
     `Refused` for what is not supported."""
     tools, choice = _offered(sent.tools or [], sent.tool_choice)
@@ -61,13 +56,14 @@ def conversation_body(sent: ConversationBody, text: TextModel) -> ChatBody:
         tool_choice=choice,
         parallel_tool_calls=sent.parallel_tool_calls,
         response_format=_response_format(sent.text),
-        chat_template_kwargs=_template_arguments(sent, text) or None,
+        chat_template_kwargs=sent.chat_template_kwargs,
+        reasoning_effort=None if sent.reasoning is None else sent.reasoning.effort,
     )
 
 
-def response_body(sent: ResponsesBody, text: TextModel) -> ChatBody:
+def response_body(sent: ResponsesBody) -> ChatBody:
     """`conversation_body` with all that decides the answer."""
-    body = conversation_body(sent, text)
+    body = conversation_body(sent)
     for name, value in client_values(sent, _CLIENT_FIELDS).items():
         setattr(body, name, value)
     body.max_completion_tokens = sent.max_output_tokens
@@ -147,19 +143,3 @@ def _response_format(text: TextConfig | None) -> ResponseFormat | None:
         name=form.name, description=form.description, schema=form.schema, strict=form.strict
     )
     return ResponseFormat(type="json_schema", json_schema=schema)
-
-
-def _template_arguments(sent: ConversationBody, text: TextModel) -> dict[str, Any]:
-    """The variables of the template, and what the effort makes of those that it looks at: what
-    the client sets itself holds."""
-    reasoning = sent.reasoning or ReasoningConfig()
-    effort, arguments = reasoning.effort, dict(sent.chat_template_kwargs or {})
-    if effort is None or text.chat is None:
-        return arguments
-    reasons = effort not in _NO_REASONING
-    wanted = {**dict.fromkeys(_THINKING_VARIABLES, reasons), _EFFORT_VARIABLE: effort}
-    known = {name: value for name, value in wanted.items() if name in text.chat.variables}
-    if not known and not reasons and text.reasoning is not None:
-        problem = f"{effort!r} is not supported: nothing keeps this model from reasoning"
-        raise unsupported("reasoning.effort", problem)
-    return {**known, **arguments}

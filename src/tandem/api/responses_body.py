@@ -7,7 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from tandem.api.body_fields import CHAT_TEMPLATE_KWARGS, Count, ModelBody, NonNegative, means
+from tandem.api.body_fields import (
+    CHAT_TEMPLATE_KWARGS,
+    Count,
+    ModelBody,
+    NonNegative,
+    ReasoningEffort,
+    means,
+)
 from tandem.api.other_fields import OPENAI_RESPONSES, OtherFields
 from tandem.api.request_extensions import AgentHints
 from tandem.api.requests import with_client_fields
@@ -28,7 +35,6 @@ Includable = Literal[
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Name = Annotated[str, Meta(max_length=1024)]
 _Summary = Literal["auto", "concise", "detailed"]
 
@@ -102,7 +108,7 @@ class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """`summary` has no effect: the reasoning itself is given. What becomes of earlier reasoning is
     for the chat template to say."""
 
-    effort: Effort | None = None
+    effort: ReasoningEffort | None = None
     summary: _Summary | None = None
     generate_summary: _Summary | None = None
     context: Literal["auto"] | None = None

@@ -98,6 +98,9 @@ def _structured(wanted: StructuredOutputs) -> list[tuple[str, str, Any]]:
             found.append((f"structured_outputs.{kind}", kind, value))
     if wanted.json_object:
         found.append(("structured_outputs.json_object", "json", _ANY_OBJECT))
+    if wanted.disable_additional_properties:
+        problem = "is not supported; let the schema say additionalProperties: false"
+        raise InvalidRequest("structured_outputs.disable_additional_properties", problem)
     if not found:
         raise InvalidRequest(
             "structured_outputs", "needs one of json, json_object, regex, choice and grammar"

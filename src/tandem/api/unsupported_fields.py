@@ -50,8 +50,7 @@ def _check_unsupported(
     name: str, value: object, known: tuple[str, ...], refused: Mapping[str, tuple[object, ...]]
 ) -> None:
     if name in refused:
-        # In Python 0 is False; in JSON it is not.
-        if value is None or (type(value), value) in [(type(v), v) for v in refused[name]]:
+        if value is None or any(_are_equal(value, each) for each in refused[name]):
             return
         raise unsupported(name, "is not supported by this server")
     close = difflib.get_close_matches(name[:64], known, n=1)
@@ -60,3 +59,8 @@ def _check_unsupported(
     shown = name[:64]
     message = f"unknown field {shown!r}{remedy}"
     raise Refused(Refusal(400, message, "unknown_parameter", shown))
+
+
+def _are_equal(value: object, neutral: object) -> bool:
+    """As JSON has it: true is not 1."""
+    return value == neutral and isinstance(value, bool) is isinstance(neutral, bool)

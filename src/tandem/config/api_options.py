@@ -45,6 +45,7 @@ def api_config(
             options.max_stored_responses,
             options.response_store_hours * 3600.0,
         ),
+        metrics_prefix=options.metrics_prefix,
         connections=ConnectionLimits(
             head_bytes=options.max_head_kib << 10,
             head_fields=options.max_head_fields,

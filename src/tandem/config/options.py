@@ -316,6 +316,14 @@ class ServeOptions(
             "standard output. A file that is moved away is made anew."
         ),
     ] = ""
+    metrics_prefix: Annotated[
+        str,
+        _of_gateways(
+            "What names of metrics begin with, before a colon; vllm for dashboards made for vLLM.",
+            pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z",
+            max_length=64,
+        ),
+    ] = "tandem"
     log_level: Annotated[LogLevel, _doc("How much the server tells.", "Server")] = "warning"
     seed: Annotated[int, _doc("Seed of dummy weights.", "Server", ge=0, le=(1 << 63) - 1)] = 0
 

@@ -3,9 +3,9 @@
 on its way to an engine, and its tokens on their way back.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tandem.facts.adapter import ServedAdapter
 from tandem.facts.rate_limits import Allowance, CallSize
@@ -96,6 +96,16 @@ class AdapterModels(Protocol):
         ...
 
 
+class MetricFamily(Protocol):
+    """A metric with its samples, which are named tuples, as `prometheus_client` has it. Names have
+    no prefix yet: whoever writes the page of metrics puts it before them."""
+
+    name: str
+    documentation: str
+    type: str
+    samples: list[Any]
+
+
 class Generator(Protocol):
     """Continues sequences. Closing what `generate` returns aborts the request and frees all it
     holds; the last `TokenOutput` carries the finish reason.
@@ -143,6 +153,6 @@ class Generator(Protocol):
         reader ended it): its session pauses until they are done."""
         ...
 
-    def metrics_text(self) -> bytes:
-        """Prometheus exposition of everything behind this port."""
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """What Prometheus may know of everything behind this port, at this moment."""
         ...

@@ -6,9 +6,10 @@ answer of one model, token for token as that model gives it alone.
 """
 
 from array import array
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol
 
 from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed
@@ -21,11 +22,10 @@ from tandem.facts.request import (
     TokenOutput,
     sooner,
 )
-from tandem.facts.serving import ANYBODY, Caller, Generator, ModelCard
+from tandem.facts.serving import ANYBODY, Caller, Generator, MetricFamily, ModelCard
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.mailbox import MOST_WAITING_VALUES
 from tandem.observe.cascade_metrics import CascadeMetrics, Escalation
-from tandem.observe.registry import joined_expositions
 from tandem.policy.cascade import Confidence, ConfidenceFloor
 
 # Tokens of an answer that are handed out together once it counts.
@@ -187,10 +187,10 @@ class Cascade:
         self._small.tools_called(caller, tools)
         self._large.tools_called(caller, tools)
 
-    def metrics_text(self) -> bytes:
+    def metric_families(self) -> Iterable[MetricFamily]:
         """Those of each model under its own name, and those of the cascade."""
-        return joined_expositions(
-            self._large.metrics_text(), self._small.metrics_text(), self.metrics.exposition()
+        return chain(
+            self._large.metric_families(), self._small.metric_families(), self.metrics.families()
         )
 
     async def generate(

@@ -5,7 +5,7 @@ Performs the machine's effects and nothing more; all deciding is in the machine.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from tandem.facts.errors import (
 )
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
-from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.facts.serving import ANYBODY, Caller, MetricFamily, ModelCard
 from tandem.facts.slo import LOWER_ONLY, ClientPriorities
 from tandem.facts.steps import StepResult
 from tandem.live.clock import now_ns
@@ -126,8 +126,9 @@ class LocalWorker:
         del account
         return None
 
-    def metrics_text(self) -> bytes:
-        return self.metrics.exposition()
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """See the port `Generator`."""
+        return self.metrics.families()
 
     async def generate(
         self, request: Request, caller: Caller = ANYBODY
@@ -226,7 +227,7 @@ class LocalWorker:
                     self.metrics.requests.rejected(request_id, Rejection.QUEUE)
                     self._mailboxes.fail(request_id, error)
                 case FailRequest(request_id, reason):
-                    self.metrics.requests.ended(request_id, FinishReason.ABORT, instant_ns)
+                    self.metrics.requests.failed(request_id, instant_ns)
                     self._mailboxes.fail(request_id, RequestFailed(reason))
                 case ReportBlocks():
                     pass  # one worker, no router: nobody routes by its cache
@@ -248,4 +249,6 @@ class LocalWorker:
         """From now on nothing is served; whoever waits gets an error."""
         if self._closed_because is None:
             self._closed_because, self._failed = reason, failed
+        if failed:
+            self.metrics.requests.all_failed(now_ns())
         self._mailboxes.fail_all(EngineFailed(self._closed_because))

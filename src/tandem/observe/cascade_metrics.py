@@ -1,6 +1,9 @@
 """Prometheus metrics of a model cascade."""
 
+from collections.abc import Iterable
 from enum import StrEnum
+
+from prometheus_client.core import Metric
 
 from tandem.observe.registry import ModelRegistry
 
@@ -44,6 +47,6 @@ class CascadeMetrics:
         self._large.inc()
         self._escalations[escalation].inc()
 
-    def exposition(self) -> bytes:
-        """The Prometheus text format."""
-        return self._registry.exposition()
+    def families(self) -> Iterable[Metric]:
+        """All metrics as they are at this moment."""
+        return self._registry.families()

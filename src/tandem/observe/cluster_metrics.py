@@ -1,7 +1,8 @@
 """What a gateway, its workers, their tiers and its planner did, as Prometheus metrics.
 
-Suffixes are those that vLLM's dashboards know; figures of a worker carry its name. A request's
-times are those that a client sees from the gateway: its queue ends when a worker gets it.
+Names are those that vLLM's dashboards know, where the meaning is the same; figures of a worker
+carry its name. A request's times are those that a client sees from the gateway: its queue ends when
+a worker gets it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,13 @@ from tandem.facts.step_totals import StepTotals
 from tandem.messages.gateway import BreakerStatus, ClusterStatus, PauseStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
 from tandem.observe.adapter_metrics import AdapterNames, adapter_metrics
-from tandem.observe.metrics import ACCEPTED_BY_PLACE, DRAFT_COUNTS, RequestMetrics
+from tandem.observe.metrics import (
+    ACCEPTED_BY_PLACE,
+    DRAFT_COUNTS,
+    RequestMetrics,
+    cache_config,
+    sleep_state,
+)
 from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, Kind, ModelRegistry, family
 from tandem.observe.tenant_metrics import TenantMetrics
 
@@ -160,13 +167,13 @@ class GatewayMetrics(Collector):
         """A worker died."""
         self._lost.inc()
 
-    def exposition(self, status: ClusterStatus, journal_lost_turns: int = 0) -> bytes:
-        """The Prometheus text format, with the cluster as it is now. So many turns of the machine
+    def families(self, status: ClusterStatus, journal_lost_turns: int = 0) -> Iterable[Metric]:
+        """All metrics at this moment, with the cluster as it is now. So many turns of the machine
         are not in its journal, in all."""
         self._journal_lost.inc(journal_lost_turns - self._journal_lost_turns)
         self._journal_lost_turns = journal_lost_turns
         self._status = status
-        return self._registry.exposition()
+        return self._registry.families()
 
     def collect(self) -> Iterator[Metric]:
         """For the registry: what the status says."""
@@ -193,6 +200,18 @@ class GatewayMetrics(Collector):
                 "Tokens that takeovers computed once more",
                 status.recomputed_tokens,
             ),
+            (
+                COUNTER,
+                "prefix_cache_queries",
+                "Prompt tokens of requests that got a token",
+                self.requests.looked_up_tokens,
+            ),
+            (
+                COUNTER,
+                "prefix_cache_hits",
+                "Of these, tokens whose KV was found cached",
+                self.requests.found_tokens,
+            ),
         ):
             yield self._registry.figure(kind, name, text, value)
         yield from self._of_tiers(status)
@@ -211,6 +230,20 @@ class GatewayMetrics(Collector):
                 for each in status.workers
                 for what, read in _CORRECTIONS
             ],
+        )
+        yield cache_config(
+            (MODEL_LABEL, "worker", "pool", "cache_dtype"),
+            [
+                (
+                    (self._model_name, each.worker, each.pool, each.export.geometry.dtype),
+                    (each.export.geometry.block_size, each.total_blocks),
+                )
+                for each in status.workers
+            ],
+        )
+        yield sleep_state(
+            (MODEL_LABEL, "worker", "pool"),
+            [(self._model_name, each.worker, each.pool) for each in status.workers],
         )
         yield from self._of_steps(status)
         yield from self._of_drafts(status)

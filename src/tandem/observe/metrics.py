@@ -1,12 +1,13 @@
 """Prometheus metrics of one model: what requests counted and took, and what one worker did.
 
-Suffixes are those that vLLM's dashboards know. All metrics are named `tandem:...` and labelled with
-the model's name.
+Names are those that vLLM's dashboards know, where the meaning is the same. All metrics are labelled
+with the model's name.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from prometheus_client import Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -23,6 +24,8 @@ from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, TOKENS, ModelRe
 from tandem.observe.tenant_metrics import OneTenant, TenantMetrics
 
 NS_PER_S = 1e9
+# How vLLM calls the end of a request that failed, beside the reasons that we share.
+FAILED = "error"
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class RequestClock:
 
     arrived_ns: int
     prompt_tokens: int
+    max_tokens: int
     scheduled_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
@@ -45,6 +49,8 @@ class RequestMetrics:
     def __init__(self, registry: ModelRegistry, tenants: TenantMetrics | None = None) -> None:
         self._clocks: dict[str, RequestClock] = {}
         self.tenants = tenants
+        # Of the prompts whose answers have begun: their tokens, and those that were found cached.
+        self.looked_up_tokens = self.found_tokens = 0
         histogram = registry.histogram
         self._queue = histogram("request_queue_time_seconds", "Arrival to first step")
         self._ttft = histogram("time_to_first_token_seconds", "Arrival to first token")
@@ -54,15 +60,25 @@ class RequestMetrics:
             "request_time_per_output_token_seconds", "Mean gap between the tokens of a request"
         )
         self._decode = histogram("request_decode_time_seconds", "First to last token")
+        self._inference = histogram("request_inference_time_seconds", "First step to last token")
         self._total = histogram("e2e_request_latency_seconds", "Arrival to last token")
         self._prompt = histogram("request_prompt_tokens", "Prompt tokens a request", TOKENS)
+        self._computed = histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens not found cached", TOKENS
+        )
+        self._max_tokens = histogram(
+            "request_params_max_tokens", "Longest answer that a request may have", TOKENS
+        )
         self._answer = histogram("request_generation_tokens", "Answer tokens a request", TOKENS)
-        reasons = list(FinishReason)
+        reasons = (*FinishReason, FAILED)
         finished = registry.counters(
             "request_success", "Finished requests by reason", "finished_reason", reasons
         )
-        self._finished = dict(zip(reasons, finished, strict=True))
+        self._finished: dict[str, Counter] = dict(zip(reasons, finished, strict=True))
         self._prompt_tokens = registry.counter("prompt_tokens", "Prompt tokens of begun requests")
+        self._cached_tokens = registry.counter(
+            "prompt_tokens_cached", "Prompt tokens whose KV was found cached"
+        )
         self._generation_tokens = registry.counter("generation_tokens", "Tokens generated")
         self._rejections = registry.counter("admission_rejections", "Requests refused on arrival")
 
@@ -72,7 +88,7 @@ class RequestMetrics:
         return len(self._clocks)
 
     def arrived(self, request: Request, now_ns: int) -> None:
-        clock = RequestClock(now_ns, len(request.prompt_tokens))
+        clock = RequestClock(now_ns, len(request.prompt_tokens), request.sampling.max_tokens)
         if self.tenants is not None:
             clock.tenant = self.tenants.of(request.tenant)
             clock.tenant.requests.inc()
@@ -87,6 +103,7 @@ class RequestMetrics:
                 clock.scheduled_ns = now_ns
                 self._queue.observe((now_ns - clock.arrived_ns) / NS_PER_S)
                 self._prompt.observe(clock.prompt_tokens)
+                self._max_tokens.observe(clock.max_tokens)
                 self._prompt_tokens.inc(clock.prompt_tokens)
 
     def rejected(self, request_id: str, by: Rejection) -> None:
@@ -115,9 +132,21 @@ class RequestMetrics:
                 if reason:
                     self.ended(request_id, reason, now_ns)
 
+    def failed(self, request_id: str, now_ns: int) -> None:
+        """Over without the rest of its answer, through no fault of its client."""
+        self._end(request_id, FAILED, now_ns)
+
+    def all_failed(self, now_ns: int) -> None:
+        """Those that have not ended never will."""
+        for request_id in tuple(self._clocks):
+            self.failed(request_id, now_ns)
+
     def ended(self, request_id: str, reason: FinishReason, now_ns: int) -> None:
         """Over, also where the reader left before. What has ended does not end again, and what
         never got a token counts, but has no latency."""
+        self._end(request_id, reason, now_ns)
+
+    def _end(self, request_id: str, reason: str, now_ns: int) -> None:
         clock = self._clocks.pop(request_id, None)
         if clock is None:
             return
@@ -128,6 +157,7 @@ class RequestMetrics:
             return
         self._answer.observe(clock.answer_tokens)
         self._total.observe((now_ns - clock.arrived_ns) / NS_PER_S)
+        self._inference.observe((clock.last_token_ns - clock.scheduled_ns) / NS_PER_S)
         decode_s = (clock.last_token_ns - clock.first_token_ns) / NS_PER_S
         self._decode.observe(decode_s)
         tpot_s = decode_s / (clock.answer_tokens - 1) if clock.answer_tokens > 1 else None
@@ -145,6 +175,10 @@ class RequestMetrics:
             clock.first_token_ns = now_ns
             self._ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
             self._prefill.observe((now_ns - clock.scheduled_ns) / NS_PER_S)
+            self._computed.observe(clock.prompt_tokens - cached_tokens)
+            self._cached_tokens.inc(cached_tokens)
+            self.looked_up_tokens += clock.prompt_tokens
+            self.found_tokens += cached_tokens
             if clock.tenant is not None:
                 clock.tenant.ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
                 clock.tenant.prompt_tokens.inc(clock.prompt_tokens)
@@ -168,6 +202,33 @@ ACCEPTED_BY_PLACE = (
     "spec_decode_num_accepted_tokens_per_pos",
     "Draft tokens that were kept, by their place in the draft",
 )
+
+
+def cache_config(
+    labels: Sequence[str], workers: Iterable[tuple[Sequence[str], tuple[int, int]]]
+) -> Metric:
+    """How the KV of workers lies in blocks: for each its values of these labels, the tokens of a
+    block and the number of blocks. As vLLM has it, labels say it all, and blocks are those of a GPU
+    wherever they lie."""
+    return family(
+        GAUGE,
+        "cache_config_info",
+        "Always 1: its labels say how KV lies in blocks",
+        (*labels, "block_size", "num_gpu_blocks"),
+        [((*values, *map(str, sizes)), 1) for values, sizes in workers],
+    )
+
+
+def sleep_state(labels: Sequence[str], workers: Iterable[Sequence[str]]) -> Metric:
+    """Of workers with these values of the labels. By vLLM's metric of this name its dashboards tell
+    what is up; here no worker that runs ever sleeps."""
+    return family(
+        GAUGE,
+        "engine_sleep_state",
+        "Always 1: no engine that runs sleeps",
+        (*labels, "sleep_state"),
+        [((*values, "awake"), 1) for values in workers],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +260,14 @@ class WorkerMetrics(Collector):
         self._step_tokens.observe(plan.batched_tokens)
         self.requests.scheduled((each.request_id for each in plan.placements), now_ns)
 
-    def exposition(self) -> bytes:
-        """The Prometheus text format."""
-        return self._registry.exposition()
+    def families(self) -> Iterable[Metric]:
+        """All metrics as they are at this moment."""
+        return self._registry.families()
 
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
         sequences, planner = self._machine.sequences, self._machine.planner
-        pool, figure = sequences.pool, self._registry.figure
+        pool, figure, config = sequences.pool, self._registry.figure, self._machine.config
         yield figure(GAUGE, "num_requests_running", "Sequences in a slot", len(sequences.running))
         yield figure(GAUGE, "num_requests_waiting", "Sequences in the queue", len(planner.waiting))
         yield figure(
@@ -221,6 +282,16 @@ class WorkerMetrics(Collector):
             ("num_preemptions", "Sequences put back", planner.preemptions),
         ):
             yield figure(COUNTER, name, text, count)
+        yield cache_config(
+            (MODEL_LABEL, "enable_prefix_caching"),
+            [
+                (
+                    (self._registry.model_name, str(config.prefix_caching)),
+                    (config.block_size, config.block_count),
+                )
+            ],
+        )
+        yield sleep_state((MODEL_LABEL,), [(self._registry.model_name,)])
         yield from self._of_drafts()
         if self._adapters is not None:
             figures = adapter_figures(self._machine, self._adapters.memory())

@@ -1,10 +1,10 @@
-"""The registry of one model's Prometheus metrics, all of them named `tandem:...` and labelled with
-the model's name; and metrics that are made when somebody asks."""
+"""The registry of one model's Prometheus metrics, all of them labelled with the model's name; and
+metrics that are made when somebody asks. The page of metrics puts a prefix before their names."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -27,7 +27,7 @@ def family(
     samples: Iterable[tuple[Sequence[str], float]],
 ) -> Metric:
     """A metric as it is at this moment: a value for each combination of label values."""
-    made = kind(f"tandem:{name}", text, labels=labels)
+    made = kind(name, text, labels=labels)
     for values, value in samples:
         made.add_metric(values, value)
     return made
@@ -42,25 +42,23 @@ class ModelRegistry:
         self._registry = CollectorRegistry()
 
     def counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"tandem:{name}", text, (MODEL_LABEL,), registry=self._registry)
+        counter = Counter(name, text, (MODEL_LABEL,), registry=self._registry)
         return counter.labels(self.model_name)
 
     def counters(self, name: str, text: str, label: str, values: Iterable[str]) -> list[Counter]:
         """One counter for each value of a label, all of them there from the start."""
-        counter = Counter(f"tandem:{name}", text, (MODEL_LABEL, label), registry=self._registry)
+        counter = Counter(name, text, (MODEL_LABEL, label), registry=self._registry)
         return [counter.labels(self.model_name, value) for value in values]
 
     def histogram(self, name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-        histogram = Histogram(
-            f"tandem:{name}", text, (MODEL_LABEL,), buckets=buckets, registry=self._registry
-        )
+        histogram = Histogram(name, text, (MODEL_LABEL,), buckets=buckets, registry=self._registry)
         return histogram.labels(self.model_name)
 
     def family_of(
         self, kind: type[Labelled], name: str, text: str, labels: Sequence[str], **more: Any
     ) -> Labelled:
         """Counters, gauges or histograms, one for each combination of values of these labels."""
-        return kind(f"tandem:{name}", text, labels, registry=self._registry, **more)
+        return kind(name, text, labels, registry=self._registry, **more)
 
     def add(self, collector: Collector) -> None:
         """Metrics that somebody else makes when somebody asks."""
@@ -70,21 +68,6 @@ class ModelRegistry:
         """A metric of the model as it is at this moment."""
         return family(kind, name, text, (MODEL_LABEL,), [((self.model_name,), value)])
 
-    def exposition(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self._registry)
-
-
-def joined_expositions(*expositions: bytes) -> bytes:
-    """Several texts as one, in which each metric has its head once and the samples of all."""
-    metrics: dict[bytes, list[bytes]] = {}
-    for exposition in expositions:
-        lines, is_new = metrics.setdefault(b"", []), True
-        for line in exposition.splitlines(keepends=True):
-            if line.startswith(b"# HELP "):
-                name = line.split(b" ", 3)[2]
-                is_new = name not in metrics
-                lines = metrics.setdefault(name, [])
-            if is_new or not line.startswith(b"#"):
-                lines.append(line)
-    return b"".join(line for lines in metrics.values() for line in lines)
+    def families(self) -> Iterable[Metric]:
+        """All metrics as they are at this moment."""
+        return self._registry.collect()

@@ -131,7 +131,7 @@ class Clients:
 
     def fail(self, effect: FailRequest, instant_ns: int) -> None:
         """It ends without its answer."""
-        self.metrics.requests.ended(effect.request_id, FinishReason.ABORT, instant_ns)
+        self.metrics.requests.failed(effect.request_id, instant_ns)
         self._mailboxes.fail(effect.request_id, RequestFailed(effect.reason))
 
     def fail_all(self, error: TandemError) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.cluster.gateway.configuration import ConfigurationChanged
@@ -19,7 +19,7 @@ from tandem.facts.errors import (
 )
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
-from tandem.facts.serving import ANYBODY, Caller, ModelCard
+from tandem.facts.serving import ANYBODY, Caller, MetricFamily, ModelCard
 from tandem.facts.slo import Slo
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
@@ -273,9 +273,10 @@ class Gateway:
         if caller.session and self.machine.pauses is not None:
             self._loop.enqueue(ToolsCalled(caller.account, caller.session, tuple(tools)))
 
-    def metrics_text(self) -> bytes:
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """See the port `Generator`."""
         lost_turns = self._journal.lost_turns if self._journal is not None else 0
-        return self.metrics.exposition(self.machine.status(now_ns()), lost_turns)
+        return self.metrics.families(self.machine.status(now_ns()), lost_turns)
 
     async def generate(
         self, request: Request, caller: Caller = ANYBODY
