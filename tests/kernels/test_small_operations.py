@@ -1,4 +1,4 @@
-"""Normalisation, the gated activation, rotation and the pool write: native against reference."""
+"""Normalisation, activations, rotation and the pool write: native against reference."""
 
 from functools import partial
 
@@ -74,6 +74,23 @@ def test_gated_activation_at_the_edges(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-30)
 
 
+@pytest.mark.parametrize("features", WIDTHS)
+@pytest.mark.parametrize("rows", [0, 1, 100])
+@pytest.mark.parametrize("gated", [False, True])
+def test_gelu(native: Kernels, reference: Kernels, features: int, rows: int, gated: bool) -> None:
+    x_TN = torch.randn(rows, 2 * features) * 4
+    wanted = reference.gelu(x_TN.double(), gated=gated)
+    found = native.gelu(x_TN, gated=gated)
+    # What is off by 1e-7 times x is multiplied by the other half.
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-5 if gated else 1e-6)
+
+
+def test_gelu_at_the_edges(native: Kernels, reference: Kernels) -> None:
+    x_1F = torch.tensor([[-1e30, -200.0, -13.0, -5.0, -1e-20, -0.0, 0.0, 1e-20, 5.0, 13.0, 1e30]])
+    torch.testing.assert_close(native.gelu(x_1F), reference.gelu(x_1F), rtol=1e-6, atol=1e-6)
+    assert native.gelu(torch.tensor([[torch.nan, 1.0]])).isnan().tolist() == [[True, False]]
+
+
 @settings(max_examples=20, deadline=None)
 @given(rows=st.integers(2, 400), features=st.sampled_from([33, 260]), data=st.data())
 def test_rows_never_depend_on_their_company(
@@ -85,8 +102,9 @@ def test_rows_never_depend_on_their_company(
     parts = [native.rms_norm(part, weight_C, NORM) for part in (x_TC[:cut], x_TC[cut:])]
     assert torch.equal(torch.cat(parts), whole)
     gate_up_T2F = torch.randn(rows, 2 * features)
-    for activation in ACTIVATIONS:
-        gate = partial(native.gated_activation, activation=activation)
+    gates = [partial(native.gated_activation, activation=each) for each in ACTIVATIONS]
+    gates += [native.gelu, partial(native.gelu, gated=True)]
+    for gate in gates:
         parts = [gate(part) for part in (gate_up_T2F[:cut], gate_up_T2F[cut:])]
         assert torch.equal(torch.cat(parts), gate(gate_up_T2F))
 
@@ -146,6 +164,8 @@ def test_wrong_shapes_are_refused(native: Kernels) -> None:
         native.rms_norm(torch.ones(2, 3), torch.ones(4), NORM)
     with pytest.raises(KernelArgumentError, match="gate_up_T2F"):
         native.gated_activation(torch.ones(2, 3), "silu")
+    with pytest.raises(KernelArgumentError, match="gate_up_T2F"):
+        native.gelu(torch.ones(2, 3), gated=True)
     places = TokenPlaces(torch.zeros(2).long(), torch.zeros(2).long())
     with pytest.raises(KernelArgumentError, match="kv_B2KSD"):
         native.rotate_and_store(projection(2, 8), torch.ones(3, 2, 2, 4, 16), None, places)

@@ -19,7 +19,12 @@ from tandem.kernels import (
     rotary,
     sampling,
 )
-from tandem.kernels.activation import GatedActivation, NativeGatedActivation
+from tandem.kernels.activation import (
+    GatedActivation,
+    Gelu,
+    NativeGatedActivation,
+    NativeGelu,
+)
 from tandem.kernels.attention import NativePagedAttention, PagedAttention
 from tandem.kernels.linear import Embed, Linear, NativeEmbed, NativeLinear, NativePack, Pack
 from tandem.kernels.lora import (
@@ -60,6 +65,7 @@ class Kernels:
     rotate_and_store: RotateAndStore
     paged_attention: PagedAttention
     gated_activation: GatedActivation
+    gelu: Gelu
     mask_logits: MaskLogits
     sample: Sample
     sample_candidates: SampleCandidates
@@ -83,6 +89,7 @@ def reference_kernels() -> Kernels:
         rotate_and_store=rotary.rotate_and_store,
         paged_attention=attention.paged_attention,
         gated_activation=activation.gated_activation,
+        gelu=activation.gelu,
         mask_logits=masking.mask_logits,
         sample=sampling.sample,
         sample_candidates=sampling.sample_candidates,
@@ -108,6 +115,7 @@ def native_kernels(library: NativeLibrary) -> Kernels:
         rotate_and_store=NativeRotateAndStore(library),
         paged_attention=NativePagedAttention(library),
         gated_activation=NativeGatedActivation(library),
+        gelu=NativeGelu(library),
         mask_logits=NativeMaskLogits(library),
         sample=NativeSample(library),
         sample_candidates=NativeSampleCandidates(library),

@@ -103,6 +103,11 @@ class SafetensorsWeights:
                     f"config.json says {list(part.shape)}"
                 )
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors."""
+        return frozenset(self._file_of)
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
         return name in self._file_of

@@ -115,17 +115,30 @@ class Fields:
 
 def read_fields(path: Path) -> Fields:
     """The JSON object in a file. Raises `InvalidConfiguration` if there is none."""
+    values = _read_json(path)
+    if not isinstance(values, dict):
+        raise InvalidConfiguration(f"{path} holds no JSON object")
+    return Fields(path.name, values)
+
+
+def read_objects(path: Path) -> tuple[Fields, ...]:
+    """The JSON objects in a file that is a list of them. Raises `InvalidConfiguration` if it is
+    not."""
+    values = _read_json(path)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise InvalidConfiguration(f"{path} holds no list of JSON objects")
+    return tuple(Fields(path.name, value) for value in values)
+
+
+def _read_json(path: Path) -> object:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidConfiguration(
             f"{path} does not exist; the directory of a model holds it beside the weights"
         ) from None
     except (OSError, ValueError) as problem:
         raise InvalidConfiguration(f"{path} cannot be read: {problem}") from problem
-    if not isinstance(values, dict):
-        raise InvalidConfiguration(f"{path} holds no JSON object")
-    return Fields(path.name, values)
 
 
 def checkpoint_folder(name: str) -> str:

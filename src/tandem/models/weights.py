@@ -88,7 +88,7 @@ def assemble_weights(
     unpacked matrix is in memory. `spec` is that of the whole model; only what belongs to `place`
     is read of it."""
     parts = decoder_parts(spec)
-    assembly = _Assembly(source, form, pack, place)
+    assembly = Assembly(source, form, pack, place)
     head = None
     # The largest matrices come first, while little else is in memory beside their unpacked form.
     if place.is_last:
@@ -100,31 +100,35 @@ def assemble_weights(
         embedding_VC = assembly.stack((parts.embedding,), form.embedding_dtype)
     return DecoderWeights(
         embedding=embedding_VC,
-        layers=tuple(assembly.layer(layer) for layer in layers_of(parts, place)),
+        layers=tuple(_layer(assembly, layer) for layer in layers_of(parts, place)),
         final_norm=assembly.vector(parts.final_norm) if place.is_last else None,
         head=head,
         compute=form.compute,
     )
 
 
+def _layer(assembly: "Assembly", parts: LayerParts) -> LayerWeights:
+    query_norm, key_norm = parts.query_norm, parts.key_norm
+    return LayerWeights(
+        attention_norm=assembly.vector(parts.attention_norm),
+        qkv=assembly.linear(parts.qkv),
+        query_norm=None if query_norm is None else assembly.vector(query_norm),
+        key_norm=None if key_norm is None else assembly.vector(key_norm),
+        attention_output=assembly.linear(parts.attention_output),
+        feed_forward_norm=assembly.vector(parts.feed_forward_norm),
+        gate_up=assembly.linear(parts.gate_up),
+        down=assembly.linear(parts.down),
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class _Assembly:
+class Assembly:
+    """Reads the tensors of a source into the form that a forward pass uses."""
+
     source: WeightSource
     form: WeightForm
     pack: Pack
-    place: Place
-
-    def layer(self, parts: LayerParts) -> LayerWeights:
-        return LayerWeights(
-            attention_norm=self.vector(parts.attention_norm),
-            qkv=self.linear(parts.qkv),
-            query_norm=None if parts.query_norm is None else self.vector(parts.query_norm),
-            key_norm=None if parts.key_norm is None else self.vector(parts.key_norm),
-            attention_output=self.linear(parts.attention_output),
-            feed_forward_norm=self.vector(parts.feed_forward_norm),
-            gate_up=self.linear(parts.gate_up),
-            down=self.linear(parts.down),
-        )
+    place: Place = WHOLE
 
     def linear(self, parts: LinearParts) -> PackedLinear:
         unpacked_NC = self.stack(parts.weights, FLOAT_STORAGE.get(self.form.storage, torch.float32))

@@ -1,0 +1,65 @@
+"""From the directory of an encoder to one that runs: checks the files, reads them."""
+
+from pathlib import Path
+
+from tandem.facts.encoder import EncoderSpec, PoolingSpec
+from tandem.kernels.faces import Kernels
+from tandem.models.checkpoint import SafetensorsWeights
+from tandem.models.configuration import CONFIG_NAME
+from tandem.models.directory import read_fields
+from tandem.models.encoders.configuration import read_architecture, read_encoder_spec
+from tandem.models.encoders.encoder import Encoder
+from tandem.models.encoders.parameters import (
+    PREFIXES,
+    TOKEN_EMBEDDING,
+    Spelling,
+    all_encoder_parts,
+    encoder_parts,
+)
+from tandem.models.encoders.sentence_files import read_pooling
+from tandem.models.encoders.weights import assemble_encoder
+from tandem.models.weights import Assembly, WeightForm
+
+# Of the heads of masked language models, which no encoder needs.
+WORD_HEADS = ("cls.", "lm_head.", "head.", "decoder.")
+# Old checkpoints store what is counted anyway.
+POSITION_IDS = "embeddings.position_ids"
+# Of a BERT's head that is not that of its labels.
+POOLER = "pooler."
+
+
+def load_encoder(
+    directory: Path, form: WeightForm, kernels: Kernels, *, pooling: PoolingSpec | None = None
+) -> Encoder:
+    """Reads the weights of an encoder, and how its embeddings are pooled unless `pooling` says it.
+
+    Raises `InvalidConfiguration` before reading any weight if the checkpoint is of no supported
+    kind or its tensors do not fit its config.json.
+    """
+    spec = read_encoder_spec(directory)
+    pooling = pooling or read_pooling(directory)
+    has_words = read_architecture(read_fields(directory / CONFIG_NAME)).head == "words"
+    with SafetensorsWeights(directory) as checkpoint:
+        spelling = _spelling(spec, checkpoint)
+        parts = encoder_parts(spec, spelling)
+        every_part = all_encoder_parts(parts)
+        unread = checkpoint.names - {part.name for part in every_part}
+        ignored = {name for name in unread if _is_spare(name, spelling, has_words=has_words)}
+        checkpoint.check(every_part, frozenset(ignored))
+        weights = assemble_encoder(parts, Assembly(checkpoint, form, kernels.pack))
+    return Encoder(spec, weights, kernels, pooling)
+
+
+def _spelling(spec: EncoderSpec, checkpoint: SafetensorsWeights) -> Spelling:
+    prefix = PREFIXES[spec.family]
+    if not checkpoint.has(prefix + TOKEN_EMBEDDING[spec.family]):
+        prefix = ""
+    if checkpoint.has(f"{prefix}embeddings.LayerNorm.gamma"):
+        return Spelling(prefix, "gamma", "beta")
+    return Spelling(prefix)
+
+
+def _is_spare(name: str, spelling: Spelling, *, has_words: bool) -> bool:
+    own_name = name.removeprefix(spelling.prefix)
+    spare = own_name == POSITION_IDS or own_name.startswith(POOLER)
+    return spare or (has_words and name.startswith(WORD_HEADS))
