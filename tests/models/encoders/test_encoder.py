@@ -21,8 +21,8 @@ from tests.models.encoders.batches import (
 )
 from tests.models.encoders.tiny import CLASSIFIERS, MODELS
 
-# Measured: 7e-6 at worst, over states of standard deviation 1.
-TOLERANCE = 1e-5
+# Measured: 1.1e-5 at worst, over states of standard deviation 1; torch itself differs by threads.
+TOLERANCE = 3e-5
 
 
 def assert_close(found, expected):
