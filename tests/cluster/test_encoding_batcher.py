@@ -11,6 +11,7 @@ from tandem.messages.encoding import (
     EncodeBatch,
     EncodingsArrived,
     EncodingsCancelled,
+    EncodingTimePassed,
     ExpireEncodings,
     RefuseEncodings,
 )
@@ -56,12 +57,12 @@ class Encoder:
         self.tokens |= dict(zip(texts, tokens, strict=True))
         self.arrived_ns |= dict.fromkeys(texts, self.now_ns)
         event = EncodingsArrived(tuple(texts), tuple(tokens), priority, timeout_ns)
-        self.take(self.machine.handle(event, self.now_ns))
+        self.take(self.machine.handle_together((event,), self.now_ns))
 
     def cancel(self, texts):
         waiting = [text for text in texts if text not in self.ends]
         self.end(waiting, "cancelled")
-        self.take(self.machine.handle(EncodingsCancelled(tuple(texts)), self.now_ns))
+        self.take(self.machine.handle_together((EncodingsCancelled(tuple(texts)),), self.now_ns))
 
     def run_until(self, end_ns):
         while True:
@@ -74,13 +75,13 @@ class Encoder:
             self.now_ns = min(due)
             done = [each for each in self.running if each[0] <= self.now_ns]
             if not done:
-                effects = self.machine.pass_time(self.now_ns)
+                effects = self.machine.handle_together((EncodingTimePassed(),), self.now_ns)
                 # A wake-up is for something.
                 assert effects
                 self.take(effects)
             for each in done:
                 self.running.remove(each)
-                self.take(self.machine.handle(BatchEncoded(each[1]), self.now_ns))
+                self.take(self.machine.handle_together((BatchEncoded(each[1]),), self.now_ns))
         self.now_ns = max(self.now_ns, end_ns)
 
 

@@ -28,6 +28,10 @@ class BatchEncoded(Struct, frozen=True):
     batch: Count
 
 
+class EncodingTimePassed(Struct, frozen=True):
+    """The instant of `next_wakeup` has come."""
+
+
 class EncodeBatch(Struct, frozen=True):
     """These together, in one pass."""
 

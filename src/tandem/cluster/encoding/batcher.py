@@ -1,5 +1,6 @@
 """The queue before an encoder: who waits, who is encoded together, and whose time is over."""
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 
@@ -10,12 +11,13 @@ from tandem.messages.encoding import (
     EncodeBatch,
     EncodingsArrived,
     EncodingsCancelled,
+    EncodingTimePassed,
     ExpireEncodings,
     RefuseEncodings,
 )
 from tandem.policy.dynamic_batching import DynamicBatching
 
-EncodingEvent = EncodingsArrived | EncodingsCancelled | BatchEncoded
+EncodingEvent = EncodingsArrived | EncodingsCancelled | BatchEncoded | EncodingTimePassed
 EncodingEffect = EncodeBatch | RefuseEncodings | ExpireEncodings
 
 
@@ -46,22 +48,18 @@ class EncodingBatcher:
         """How many texts wait."""
         return len(self._waiting)
 
-    def handle(self, event: EncodingEvent, now_ns: int) -> list[EncodingEffect]:
-        """What follows from an event."""
-        refused: list[EncodingEffect] = []
-        match event:
-            case EncodingsArrived():
-                refused = self._arrived(event, now_ns)
-            case EncodingsCancelled(texts):
-                for text in texts:
-                    self._waiting.pop(text, None)
-            case BatchEncoded():
-                self._free_batches += 1
-        return refused + self.pass_time(now_ns)
-
-    def pass_time(self, now_ns: int) -> list[EncodingEffect]:
-        """What is due by now."""
+    def handle_together(self, events: Sequence[EncodingEvent], now_ns: int) -> list[EncodingEffect]:
+        """What follows from events of one instant, and what is due by now."""
         effects: list[EncodingEffect] = []
+        for event in events:
+            match event:
+                case EncodingsArrived():
+                    effects += self._arrived(event, now_ns)
+                case EncodingsCancelled(texts):
+                    for text in texts:
+                        self._waiting.pop(text, None)
+                case BatchEncoded():
+                    self._free_batches += 1
         if expired := self._expired(now_ns):
             effects.append(ExpireEncodings(expired))
         while self._free_batches and (texts := self._next_batch(now_ns)):
@@ -70,7 +68,7 @@ class EncodingBatcher:
         return effects
 
     def next_wakeup(self) -> int | None:
-        """When `pass_time` has something to do, if nothing happens before."""
+        """When something is due, if nothing happens before."""
         due = [self._by_expiry[0][0]] if self._first_to_expire() else []
         if self._waiting and self._free_batches:
             oldest = next(iter(self._waiting.values()))
