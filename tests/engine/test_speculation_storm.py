@@ -117,6 +117,7 @@ def test_drafts_change_no_token_and_no_logprob(kind):
         seen["kept"] += totals.accepted_tokens
         seen["preempted"] += bench.machine.planner.preemptions
     assert seen["checked"] > seen["requests"]
-    assert seen["kept"] > (0 if kind == "hostile" else seen["requests"] // 10)
+    # A hostile one is right by chance alone, and not in every run of few seeds.
+    assert kind == "hostile" or seen["kept"] > seen["requests"] // 10
     assert seen["aborted"]
     assert seen["preempted"]

@@ -22,6 +22,7 @@ from tandem.api.chat import chat_endpoints
 from tandem.api.completions import completion_endpoints
 from tandem.api.config import ApiConfig
 from tandem.api.docs_page.page import reference_route
+from tandem.api.encoding import encoder_endpoints
 from tandem.api.errors import REQUEST_ID, Refusal, Refused, error_response, refusal_of
 from tandem.api.http_metrics import HttpCounting, HttpMetrics
 from tandem.api.intake import Intake
@@ -45,6 +46,7 @@ from tandem.api.streaming import ClientGone
 from tandem.api.tokenization import token_endpoints
 from tandem.api.whole_response import ResponseBudget
 from tandem.facts.adapter import ServedAdapter
+from tandem.facts.encoding import EncoderCard, Encoders
 from tandem.facts.errors import TandemError
 from tandem.facts.serving import AdapterModels, Generator
 from tandem.text.model import TextModel
@@ -62,11 +64,12 @@ def build_app(
     cache: ResponseCache | None = None,
     adapters: AdapterModels | None = None,
     load: ServerLoad | None = None,
+    encoders: Encoders | None = None,
 ) -> Starlette:
     """The HTTP application over `generator`, in the shapes of OpenAI's and of Anthropic's API; an
     ASGI server runs it. A `log` gets a line for each call; `ring` and `cache` are those of
     `config`, for whoever changes them later; `adapters` are served as models of their own (None:
-    there can be none); `load` counts calls.
+    there can be none); `load` counts calls; `encoders` are served beside the model.
     Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     load = load or ServerLoad()
@@ -80,6 +83,7 @@ def build_app(
         ResponseStore(config.response_store),
         CallMetrics(generator.card.names[0]),
         adapters,
+        encoders,
     )
     http_metrics = HttpMetrics()
     endpoints: list[ApiEndpoint] = [
@@ -90,6 +94,7 @@ def build_app(
         *token_endpoints(context),
         *probe_endpoints(context, load, http_metrics, log),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
+        *(encoder_endpoints(context, encoders) if encoders is not None else ()),
     ]
     openapi = openapi_maker("Tandem", VERSION, endpoints, has_keys=config.has_keys)
     # Those whose answers may stream are those that generate.
@@ -178,15 +183,19 @@ def probe_endpoints(
     lost_lines = None if log is None else LostLines(log, context.generator.card.names[0])
 
     async def list_models(_: Request) -> Response:
-        """The served names, with the sizes of the model behind them; then the adapters."""
+        """The served names, with the sizes of the model behind them, adapters and encoders."""
         entries = [_entry(context, name) for name in context.generator.card.names]
         if context.adapters is not None:
             entries += [_adapter_entry(context, each) for each in context.adapters.served.values()]
+        if context.encoders is not None:
+            entries += [_encoder_entry(each) for each in context.encoders.cards.values()]
         return _json_response(ModelList(data=entries))
 
     async def retrieve_model(request: Request) -> Response:
         """One served name; it may contain slashes."""
         name: str = request.path_params["model"]
+        if context.encoders is not None and (card := context.encoders.cards.get(name)):
+            return _json_response(_encoder_entry(card))
         context.check_model(name)
         entry = _entry(context, name)
         if name not in context.generator.card.names and context.adapters is not None:
@@ -196,7 +205,8 @@ def probe_endpoints(
 
     async def health(_: Request) -> Response:
         """503 once the engine has died: only a restart helps. For liveness probes."""
-        healthy = not context.generator.failed
+        broken = context.encoders is not None and context.encoders.failed
+        healthy = not (context.generator.failed or broken)
         return _json_response(StatusAnswer(status="ok" if healthy else "failed"), _status(healthy))
 
     async def ping(request: Request) -> Response:
@@ -274,6 +284,16 @@ def _adapter_entry(context: AppContext, served: ServedAdapter) -> ModelEntry:
     entry.root = Path(served.adapter.path).name
     entry.parent = context.generator.card.names[0]
     return entry
+
+
+def _encoder_entry(card: EncoderCard) -> ModelEntry:
+    return ModelEntry(
+        id=card.name,
+        created=card.created_s,
+        max_model_len=card.context_tokens,
+        vocabulary_tokens=card.vocabulary_tokens,
+        root=card.name,
+    )
 
 
 def _status(good: bool) -> int:

@@ -18,6 +18,7 @@ from tandem.api.response_cache import CacheUse, ResponseCache
 from tandem.api.response_store import ResponseStore
 from tandem.api.whole_response import ResponseBudget
 from tandem.facts.adapter import Adapter
+from tandem.facts.encoding import Encoders
 from tandem.facts.errors import EngineFailed
 from tandem.facts.request import LONGEST_DEADLINE_S
 from tandem.facts.serving import AdapterModels, Caller, Generator
@@ -36,7 +37,8 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """Nothing here changes while the server runs. `adapters` are None where it serves none."""
+    """Nothing here changes while the server runs. `adapters` and `encoders` are None where there
+    are none."""
 
     generator: Generator
     text: TextModel
@@ -47,6 +49,7 @@ class AppContext:
     response_store: ResponseStore
     calls: CallMetrics
     adapters: AdapterModels | None = None
+    encoders: Encoders | None = None
 
     def caller_of(self, request: Request) -> Caller:
         """Who sent this, as far as their key and headers say. Raises `Refused` with 400 for a

@@ -10,12 +10,13 @@ from tandem import __version__
 from tandem.commands.late_imports import FORMER_VERBS, VERBS, verb
 from tandem.live.processes.lifecycle import run_to_the_end
 
-# Takes several words of the form name=value (or JSON objects), where others take one.
-_OF_SEVERAL = "--lora-modules"
+# Take several words of the form name=value (or JSON objects), where others take one.
+_OF_SEVERAL = ("--lora-modules", "--encoder-models")
 
 
 class Verb(TyperCommand):
-    """One verb. What follows `--lora-modules` up to the next option are its values, as in vLLM."""
+    """One verb. What follows `--lora-modules` up to the next option are its values, as in vLLM; and
+    so with `--encoder-models`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _spread(args))
@@ -24,13 +25,15 @@ class Verb(TyperCommand):
 def _spread(words: list[str]) -> list[str]:
     """With the option before each of its values."""
     spread: list[str] = []
-    within = False
+    option = ""
     for word in words:
         if word.startswith("-"):
-            within = word == _OF_SEVERAL
-        elif within and spread[-1] != _OF_SEVERAL:
-            within = "=" in word or word.startswith("{")
-            spread += [_OF_SEVERAL] if within else []
+            option = word if word in _OF_SEVERAL else ""
+        elif option and spread[-1] != option:
+            if "=" in word or word.startswith("{"):
+                spread.append(option)
+            else:
+                option = ""
         spread.append(word)
     return spread
 

@@ -37,6 +37,7 @@ from tandem.config.checkpoints import check_model
 from tandem.config.cluster.live import LiveFile, checked
 from tandem.config.cluster.tree import FLAGS, parse
 from tandem.config.cluster.workers import CONNECTORS
+from tandem.config.encoders import check_encoders
 from tandem.config.environment import BUNDLED_MODEL, cache_directory, host_facts, may_have_gpu
 from tandem.config.hardware.worker import bundled_devices
 from tandem.config.options import ServeOptions, parse_bytes, read_options
@@ -178,6 +179,7 @@ def serve_here(model: str | None, options: ServeOptions, console: Console) -> No
     with listen(options.host, options.port) as listener:
         exposure = _exposure_of(options)
         check_adapters(options, check_model(model, options))
+        check_encoders(options.encoder_models, options.revision)
         print_warning(console, exposure)
         console.print(f"[bold]Tandem[/bold] is loading {model or 'the bundled model'} …")
         # torch takes seconds to import; the other ways to serve do without it.

@@ -168,6 +168,15 @@ class ServeOptions(
         ),
     ] = "auto"
 
+    encoder_models: Annotated[
+        tuple[str, ...],
+        _doc(
+            "An encoder for embeddings, ranking or classes, as name=path or a JSON object that "
+            "says how its texts are batched, too; several, or repeat.",
+            "Encoders",
+        ),
+    ] = ()
+
     cascade_model: Annotated[
         str,
         _doc("Smaller model, which tries each request first: a directory or a name.", "Cascade"),

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tandem.cluster.encoding.batcher import EncodingBatcher, EncodingEffect, EncodingEvent
 from tandem.facts.encoder import EncodedText
+from tandem.facts.encoding import Numbers, Wanted
 from tandem.facts.errors import EngineFailed, Overloaded
 from tandem.live.clock import NS_PER_S
 from tandem.live.driver import Driver, EventInbox
@@ -35,9 +34,6 @@ from tandem.policy.dynamic_batching import DynamicBatching
 
 logger = logging.getLogger(__name__)
 
-# What a text becomes: a vector, or a score for each label.
-Wanted = Literal["vector", "scores"]
-Numbers = NDArray[np.float32]
 # A second is how long a full queue mostly needs.
 RETRY_AFTER_S = 1.0
 CLOSED = "the server is shutting down"
@@ -118,9 +114,7 @@ class LiveEncoder:
         priority: int = 0,
         timeout_s: float = 0.0,
     ) -> list[Numbers]:
-        """What the texts become, in their order; the lowest `priority` first. A call that is
-        cancelled leaves the queue. Raises `Overloaded` where too many wait, or where the first
-        would wait longer than `timeout_s` (0: whatever it takes), and `EngineFailed`."""
+        """See the port `Encoders`. A call that is cancelled leaves the queue."""
         if self._closed_because is not None:
             raise EngineFailed(self._closed_because)
         if not texts:

@@ -10,12 +10,12 @@ from tandem.facts.errors import InvalidRequest
 from tandem.text.tokenizer import Tokenizer
 
 # A text, or two of which the second is judged by the first: a query and a document.
-EncoderInput = str | tuple[str, str]
+TextInput = str | tuple[str, str]
 
 
 def encode_inputs(
     tokenizer: Tokenizer,
-    inputs: Sequence[EncoderInput],
+    inputs: Sequence[TextInput],
     limit_tokens: int,
     *,
     truncate: bool = False,
@@ -37,13 +37,13 @@ def encode_inputs(
     ]
 
 
-def _texts_of(each: EncoderInput) -> tuple[str, ...]:
+def _texts_of(each: TextInput) -> tuple[str, ...]:
     return (each,) if isinstance(each, str) else each
 
 
 def _encoded(
     core: Any,
-    each: EncoderInput,
+    each: TextInput,
     encodings: Iterator[Any],
     limit: tuple[int, bool],
     field: str,

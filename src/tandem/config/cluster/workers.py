@@ -47,6 +47,7 @@ _ELSEWHERE = {
         ("cascade_model", "cascade_floor", "cascade_window"),
         "only a server of one process has a model cascade",
     ),
+    "encoder_models": "only a server of one process has encoders",
 }
 _FOR_ALL = ("revision", "served_model_name", "load_format", "seed")
 _OF_GATEWAYS = tuple(name.replace("-", "_") for name in OF_GATEWAYS)

@@ -24,6 +24,7 @@ from tandem.live.access_log import AccessLogWriter, access_log
 from tandem.live.adapters import AdapterRegistry, wanted_modules
 from tandem.live.cascade import Cascade, LocalGenerator
 from tandem.live.clock import wall_clock_s
+from tandem.live.encoders import LiveEncoders
 from tandem.live.http_server import HttpServer, http_server_over, listen
 from tandem.live.local_worker import LocalWorker
 from tandem.live.processes.cascade import (
@@ -32,6 +33,7 @@ from tandem.live.processes.cascade import (
     confidence_floor,
     plan_cascade,
 )
+from tandem.live.processes.encoders import load_encoders
 from tandem.live.processes.model import adapter_cache, load_model, plan_model
 from tandem.live.processes.speculation import proposer_maker
 from tandem.observe.adapter_metrics import AdapterNames
@@ -43,7 +45,7 @@ from tandem.text.model import TextModel
 class Server:
     """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen. Calls go to
     the `log`, if there is one; `adapters` are served beside the model (None: there can be none).
-    `load` counts the calls."""
+    `load` counts the calls; `encoders` are None where there are none."""
 
     worker: LocalGenerator
     text: TextModel
@@ -52,6 +54,7 @@ class Server:
     log: AccessLogWriter | None = None
     adapters: AdapterRegistry | None = None
     load: ServerLoad = field(default_factory=ServerLoad)
+    encoders: LiveEncoders | None = None
 
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
@@ -75,7 +78,11 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         notes = (*notes, said, *_notes(small))
     api = api_config(options, large.planned.machine.api_keys)
     notes = (*notes, *_beside(large, adapters))
-    return Server(worker, text, api, notes, log, adapters)
+    served = (*large.served_names, *(() if adapters is None else adapters.served))
+    encoders = load_encoders(options, large.planned.plan.threads, served)
+    if encoders is not None:
+        notes = (*notes, f"encoders: {', '.join(encoders.cards)}")
+    return Server(worker, text, api, notes, log, adapters, encoders=encoders)
 
 
 def _adapters(model: ServedModel, options: ServeOptions) -> AdapterRegistry | None:
@@ -170,7 +177,13 @@ def http_server(server: Server, log_level: str) -> HttpServer:
     """The HTTP server over an assembled server; run it inside `running`."""
     log = server.log
     app = build_app(
-        server.worker, server.text, server.api, log, adapters=server.adapters, load=server.load
+        server.worker,
+        server.text,
+        server.api,
+        log,
+        adapters=server.adapters,
+        load=server.load,
+        encoders=server.encoders,
     )
     return http_server_over(app, server.api.connections, log_level, logs_access=log is not None)
 
@@ -179,12 +192,16 @@ def http_server(server: Server, log_level: str) -> HttpServer:
 async def running(server: Server) -> AsyncIterator[None]:
     """The worker runs while the block does, and the log is written."""
     await server.worker.start()
+    if server.encoders is not None:
+        server.encoders.start()
     if server.log is not None:
         server.log.start()
     try:
         yield
     finally:
         await server.worker.stop()
+        if server.encoders is not None:
+            await server.encoders.stop()
         if server.log is not None:
             await asyncio.to_thread(server.log.stop_writing)
 

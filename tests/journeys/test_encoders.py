@@ -1,0 +1,208 @@
+"""Encoders beside the bundled model, as users ask for them: the real command, the real client, and
+transformers as the judge of numbers."""
+
+import base64
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+import torch
+
+from tests.journeys.serving import run_tandem, serving
+from tests.models.encoders.tiny import CLASSIFIERS, build
+from tests.models.encoders.tokens import write_tokenizer
+
+NAMES = {"vectors": "bert_labels", "ranks": "xlm_roberta_score", "labels": "modernbert_labels"}
+TEXTS = ["Which planet has rings?", "Saturn.", "A cat sleeps on the mat. It is a happy cat."]
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory):
+    """By served name: folder, model, tokenizer."""
+    found = {}
+    for name, variant in NAMES.items():
+        folder = tmp_path_factory.mktemp(name)
+        model = build(CLASSIFIERS[variant], folder)
+        found[name] = folder, model, write_tokenizer(folder, variant, model.config.pad_token_id)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(oracles):
+    folders = {name: str(folder) for name, (folder, _, _) in oracles.items()}
+    with serving(
+        "--encoder-models",
+        f"vectors={folders['vectors']}",
+        f'{{"name": "ranks", "path": "{folders["ranks"]}", "max_queue_delay_ms": 2}}',
+        f"labels={folders['labels']}",
+    ) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def post(server, path: str, **body) -> httpx2.Response:
+    return httpx2.post(f"{server.url}/v1/{path}", json=body)
+
+
+@torch.inference_mode()
+def logits(oracle, *texts) -> np.ndarray:
+    """Of the texts, or of pairs of both, one after the other."""
+    _, model, tokenizer = oracle
+    read = tokenizer(*texts, padding=True, return_tensors="pt")
+    return model(**read).logits.numpy()
+
+
+@torch.inference_mode()
+def vector(oracle, text: str) -> np.ndarray:
+    _, model, tokenizer = oracle
+    states = model.base_model(**tokenizer([text], return_tensors="pt")).last_hidden_state
+    return states[0].mean(0).numpy()
+
+
+def test_encoders_are_models_of_their_own(server, client):
+    assert "encoders: vectors, ranks, labels" in server.greeting
+    assert [model.id for model in client.models.list()] == ["tandem-mini", *NAMES]
+    assert client.models.retrieve("ranks").max_model_len == 96
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="ranks", messages=[{"role": "user", "content": "a"}])
+
+
+def test_embeddings_are_those_of_transformers(client, oracles):
+    found = client.embeddings.create(model="vectors", input=TEXTS)
+    assert [each.index for each in found.data] == [0, 1, 2]
+    for text, each in zip(TEXTS, found.data, strict=True):
+        expected = vector(oracles["vectors"], text)
+        assert np.allclose(each.embedding, expected, atol=TOLERANCE, rtol=0)
+    assert found.usage.prompt_tokens == found.usage.total_tokens > 0
+
+
+def test_forms_of_embeddings(server, oracles):
+    whole = post(server, "embeddings", input=TEXTS[0]).json()["data"][0]["embedding"]
+    coded = post(server, "embeddings", input=[TEXTS[0]], encoding_format="base64").json()
+    numbers = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), "<f4")
+    assert numbers.tolist() == pytest.approx(whole, abs=0)
+    cut = post(server, "embeddings", input=TEXTS[0], dimensions=8).json()["data"][0]["embedding"]
+    expected = np.array(whole[:8]) / np.linalg.norm(whole[:8])
+    assert np.allclose(cut, expected, atol=1e-6)
+    _, _, tokenizer = oracles["vectors"]
+    ids = tokenizer(TEXTS[0])["input_ids"]
+    for given in (ids, [ids]):
+        answer = post(server, "embeddings", input=given).json()
+        assert answer["data"][0]["embedding"] == whole
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_documents_are_ranked_as_transformers_scores_them(server, oracles):
+    query, documents = TEXTS[0], [*TEXTS[1:], "rings", "planet?"]
+    answer = post(
+        server,
+        "rerank",
+        model="ranks",
+        query=query,
+        documents=[*documents[:3], {"text": "planet?"}],
+    ).json()
+    scores = logits(oracles["ranks"], [query] * 4, documents)[:, 0]
+    shares = 1 / (1 + np.exp(-scores))
+    order = [each["index"] for each in answer["results"]]
+    assert order == np.argsort(-shares).tolist()
+    for each in answer["results"]:
+        assert each["relevance_score"] == pytest.approx(shares[each["index"]], abs=TOLERANCE)
+        assert each["document"] == {"text": documents[each["index"]]}
+    first = post(
+        server,
+        "rerank",
+        model="ranks",
+        query=query,
+        documents=documents,
+        top_n=1,
+        return_documents=False,
+    ).json()["results"]
+    assert [each["index"] for each in first] == order[:1]
+    assert "document" not in first[0]
+    scored = post(server, "score", model="ranks", text_1=query, text_2=documents).json()["data"]
+    assert [each["score"] for each in scored] == pytest.approx(shares.tolist(), abs=TOLERANCE)
+
+
+def test_without_labels_relevance_would_be_a_cosine_and_with_several_it_is_none(server):
+    refused = post(server, "rerank", model="labels", query="a", documents=["b"])
+    assert refused.status_code == 400
+    assert "4 labels" in refused.json()["error"]["message"]
+
+
+def test_classes_are_those_of_transformers(server, oracles):
+    answer = post(server, "classify", model="labels", input=TEXTS).json()
+    scores = torch.from_numpy(np.concatenate([logits(oracles["labels"], [each]) for each in TEXTS]))
+    labels = oracles["labels"][1].config.id2label
+    for each, expected in zip(answer["data"], scores.softmax(-1), strict=True):
+        assert each["probs"] == pytest.approx(expected.tolist(), abs=TOLERANCE)
+        assert each["label"] == labels[int(expected.argmax())]
+        assert each["num_classes"] == 4
+    # Several labels of which each may hold.
+    found = post(server, "classify", model="vectors", input=TEXTS[0]).json()["data"][0]
+    expected = torch.from_numpy(logits(oracles["vectors"], [TEXTS[0]]))[0].sigmoid()
+    assert found["probs"] == pytest.approx(expected.tolist(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "words"),
+    [
+        ("embeddings", {"input": []}, "input", "must not be empty"),
+        ("embeddings", {"input": ["a", 3]}, "input", "not both"),
+        ("embeddings", {"input": [10**6]}, "input[0]", "beyond"),
+        ("embeddings", {"input": "a " * 200}, "input[0]", "at most 96"),
+        ("embeddings", {"input": "a", "dimensions": 65}, "dimensions", "at most 64"),
+        (
+            "embeddings",
+            {"input": "a", "truncate_prompt_tokens": 97},
+            "truncate_prompt_tokens",
+            "96",
+        ),
+        ("embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "Invalid"),
+        ("score", {"text_1": ["a", "b"], "text_2": "c"}, "text_1", "as many"),
+        ("embeddings", {"input": "a", "dimension": 3}, "dimension", "did you mean 'dimensions'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_said(server, path, body, field, words):
+    answer = post(server, path, **body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert words in error["message"]
+
+
+def test_long_texts_are_cut_where_that_is_wished(server):
+    answer = post(server, "embeddings", input="a " * 200, truncate_prompt_tokens=-1)
+    assert answer.json()["usage"]["prompt_tokens"] == 96
+    missing = post(server, "embeddings", model="tandem-mini", input="a")
+    assert missing.status_code == 404
+    assert "vectors, ranks, labels" in missing.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ("nothing", "expected name=path"),
+        ("a=/no/such/folder", "a: model '/no/such/folder'"),
+        ('{"name": "a", "path": "b", "max_batch_size": 0}', "max_batch_size"),
+        ('{"name": "a", "path": "b", "size": 1}', "size"),
+    ],
+    ids=str,
+)
+def test_encoders_that_cannot_be_are_said_at_the_start(wish, words):
+    ended = run_tandem("serve", "--port", "0", "--encoder-models", wish)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
+def test_each_name_is_that_of_one_model(oracles):
+    wish = f"tandem-mini={oracles['labels'][0]}"
+    ended = run_tandem("serve", "--port", "0", "--encoder-models", wish)
+    assert ended.returncode == 2
+    assert "another model is served as 'tandem-mini'" in ended.stderr
