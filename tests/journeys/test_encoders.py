@@ -10,10 +10,16 @@ import pytest
 import torch
 
 from tests.journeys.serving import run_tandem, serving
-from tests.models.encoders.tiny import CLASSIFIERS, build
+from tests.models.encoders.tiny import CLASSIFIERS, MODELS, build
 from tests.models.encoders.tokens import write_tokenizer
 
-NAMES = {"vectors": "bert_labels", "ranks": "xlm_roberta_score", "labels": "modernbert_labels"}
+# By served name: which of the tiny encoders it is, and whose tokenizer it gets.
+ENCODERS = {
+    "vectors": ("bert", "bert_labels"),
+    "ranks": ("xlm_roberta_score", "xlm_roberta_score"),
+    "labels": ("modernbert_labels", "modernbert_labels"),
+    "topics": ("bert_labels", "bert_labels"),
+}
 TEXTS = ["Which planet has rings?", "Saturn.", "A cat sleeps on the mat. It is a happy cat."]
 TOLERANCE = 1e-4
 
@@ -22,10 +28,10 @@ TOLERANCE = 1e-4
 def oracles(tmp_path_factory):
     """By served name: folder, model, tokenizer."""
     found = {}
-    for name, variant in NAMES.items():
+    for name, (variant, template) in ENCODERS.items():
         folder = tmp_path_factory.mktemp(name)
-        model = build(CLASSIFIERS[variant], folder)
-        found[name] = folder, model, write_tokenizer(folder, variant, model.config.pad_token_id)
+        model = build((MODELS | CLASSIFIERS)[variant], folder)
+        found[name] = folder, model, write_tokenizer(folder, template, model.config.pad_token_id)
     return found
 
 
@@ -37,6 +43,7 @@ def server(oracles):
         f"vectors={folders['vectors']}",
         f'{{"name": "ranks", "path": "{folders["ranks"]}", "max_queue_delay_ms": 2}}',
         f"labels={folders['labels']}",
+        f"topics={folders['topics']}",
     ) as process:
         yield process
 
@@ -66,8 +73,8 @@ def vector(oracle, text: str) -> np.ndarray:
 
 
 def test_encoders_are_models_of_their_own(server, client):
-    assert "encoders: vectors, ranks, labels" in server.greeting
-    assert [model.id for model in client.models.list()] == ["tandem-mini", *NAMES]
+    assert "encoders: vectors, ranks, labels, topics" in server.greeting
+    assert [model.id for model in client.models.list()] == ["tandem-mini", *ENCODERS]
     assert client.models.retrieve("ranks").max_model_len == 96
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="ranks", messages=[{"role": "user", "content": "a"}])
@@ -129,7 +136,12 @@ def test_documents_are_ranked_as_transformers_scores_them(server, oracles):
     assert [each["score"] for each in scored] == pytest.approx(shares.tolist(), abs=TOLERANCE)
 
 
-def test_without_labels_relevance_would_be_a_cosine_and_with_several_it_is_none(server):
+def test_without_labels_relevance_is_a_cosine_and_with_several_there_is_none(server, oracles):
+    answer = post(server, "score", model="vectors", text_1=TEXTS[0], text_2=TEXTS).json()
+    vectors = [vector(oracles["vectors"], text) for text in TEXTS]
+    units = [each / np.linalg.norm(each) for each in vectors]
+    expected = [float(units[0] @ each) for each in units]
+    assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=TOLERANCE)
     refused = post(server, "rerank", model="labels", query="a", documents=["b"])
     assert refused.status_code == 400
     assert "4 labels" in refused.json()["error"]["message"]
@@ -144,8 +156,8 @@ def test_classes_are_those_of_transformers(server, oracles):
         assert each["label"] == labels[int(expected.argmax())]
         assert each["num_classes"] == 4
     # Several labels of which each may hold.
-    found = post(server, "classify", model="vectors", input=TEXTS[0]).json()["data"][0]
-    expected = torch.from_numpy(logits(oracles["vectors"], [TEXTS[0]]))[0].sigmoid()
+    found = post(server, "classify", model="topics", input=TEXTS[0]).json()["data"][0]
+    expected = torch.from_numpy(logits(oracles["topics"], [TEXTS[0]]))[0].sigmoid()
     assert found["probs"] == pytest.approx(expected.tolist(), abs=TOLERANCE)
 
 
@@ -156,6 +168,7 @@ def test_classes_are_those_of_transformers(server, oracles):
         ("embeddings", {"input": ["a", 3]}, "input", "not both"),
         ("embeddings", {"input": [10**6]}, "input[0]", "beyond"),
         ("embeddings", {"input": "a " * 200}, "input[0]", "at most 96"),
+        ("classify", {"model": "vectors", "input": "a"}, "model", "has no labels"),
         ("embeddings", {"input": "a", "dimensions": 65}, "dimensions", "at most 64"),
         (
             "embeddings",
@@ -165,6 +178,12 @@ def test_classes_are_those_of_transformers(server, oracles):
         ),
         ("embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "Invalid"),
         ("score", {"text_1": ["a", "b"], "text_2": "c"}, "text_1", "as many"),
+        (
+            "rerank",
+            {"model": "ranks", "query": "a", "documents": ["b", "a " * 200]},
+            "documents[1]",
+            "at most 96",
+        ),
         ("embeddings", {"input": "a", "dimension": 3}, "dimension", "did you mean 'dimensions'"),
     ],
     ids=str,
@@ -182,7 +201,7 @@ def test_long_texts_are_cut_where_that_is_wished(server):
     assert answer.json()["usage"]["prompt_tokens"] == 96
     missing = post(server, "embeddings", model="tandem-mini", input="a")
     assert missing.status_code == 404
-    assert "vectors, ranks, labels" in missing.json()["error"]["message"]
+    assert "vectors, ranks, labels, topics" in missing.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

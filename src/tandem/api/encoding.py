@@ -39,6 +39,7 @@ from tandem.api.intake import HeldBytes
 from tandem.api.openapi import ApiEndpoint, Handler
 from tandem.api.request_body import read_body
 from tandem.api.whole_response import CHUNK_BYTES, HeldResponse, WholeResponse
+from tandem.facts.encoder import EncodedText
 from tandem.facts.encoding import EncoderCard, EncoderInput, Encoders, Numbers, Wanted
 from tandem.facts.errors import InvalidRequest
 
@@ -60,71 +61,95 @@ class _Encoded:
         return EncoderUsage(prompt_tokens=self.tokens, total_tokens=self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Texts, and what is judged by each, under the names that the client has for both."""
+
+    first_field: str
+    firsts: Sequence[str]
+    second_field: str
+    seconds: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of one encoder, while its body is held."""
+    """One call of the encoder `card`, while its body is held."""
 
-    def __init__(
-        self, request: Request, context: AppContext, encoders: Encoders, held: HeldBytes
-    ) -> None:
-        self._request, self._context, self._encoders, self._held = request, context, encoders, held
-        self.card: EncoderCard
+    request: Request
+    context: AppContext
+    encoders: Encoders
+    held: HeldBytes
+    card: EncoderCard
 
-    async def read(self, body_type: type[Body]) -> Body:
-        """Raises `Refused` also where no encoder has the name."""
-        body = await read_body(self._request, body_type, self._context.config, self._held)
-        cards = self._encoders.cards
-        card = next(iter(cards.values())) if body.model is None else cards.get(body.model)
-        if card is None:
-            names = ", ".join(cards)
-            message = f"no encoder is called {(body.model or '')[:128]!r}; this server has {names}"
-            raise Refused(Refusal(404, message, "model_not_found", "model"))
-        self.card = card
-        return body
-
-    async def encode(
-        self, body: EncoderBody, inputs: Sequence[EncoderInput], wanted: Wanted
-    ) -> _Encoded:
+    async def read(
+        self, body: EncoderBody, inputs: Sequence[EncoderInput], field: str
+    ) -> list[EncodedText]:
+        """The inputs, which the client calls `field`, as tokens."""
         if not inputs:
-            raise InvalidRequest("input", "must not be empty")
+            raise InvalidRequest(field, "must not be empty")
         if len(inputs) > MOST_TEXTS:
-            raise InvalidRequest("input", f"has {len(inputs)} texts, more than {MOST_TEXTS}")
+            raise InvalidRequest(field, f"has {len(inputs)} texts, more than {MOST_TEXTS}")
         card, cut = self.card, body.truncate_prompt_tokens
         if cut is not None and not (cut == -1 or 1 <= cut <= card.context_tokens):
             problem = f"must be -1 or 1 to {card.context_tokens}"
             raise InvalidRequest("truncate_prompt_tokens", problem)
         limit_tokens = card.context_tokens if cut in (None, -1) else cut
-        texts = await self._held.run_off_loop(
-            self._request,
-            lambda: self._encoders.read(card.name, inputs, limit_tokens, truncate=cut is not None),
+        read, truncate = self.encoders.read, cut is not None
+        return await self.held.run_off_loop(
+            self.request,
+            lambda: read(card.name, inputs, limit_tokens, truncate=truncate, field=field),
         )
-        numbers = await self._encoders.encode(
-            card.name,
+
+    async def encode(
+        self, body: EncoderBody, texts: Sequence[EncodedText], wanted: Wanted
+    ) -> _Encoded:
+        numbers = await self.encoders.encode(
+            self.card.name,
             texts,
             wanted,
             priority=body.priority or 0,
-            timeout_s=self._context.caller_of(self._request).deadline_s,
+            timeout_s=self.context.caller_of(self.request).deadline_s,
         )
         return _Encoded(numbers, sum(len(text.token_ids) for text in texts))
 
-    async def relevance(
-        self, body: EncoderBody, pairs: Sequence[tuple[str, str]]
-    ) -> tuple[list[float], EncoderUsage]:
+    async def relevance(self, body: EncoderBody, pairs: _Pairs) -> tuple[list[float], EncoderUsage]:
         """Of the second text of each pair to the first."""
         head = self.card.head
         if head is not None:
             if len(head.labels) != 1:
                 problem = f"{self.card.name!r} has {len(head.labels)} labels; relevance needs one"
                 raise InvalidRequest("model", problem)
-            encoded = await self.encode(body, pairs, "scores")
+            together = list(zip(pairs.firsts, pairs.seconds, strict=True))
+            texts = await self.read(body, together, pairs.second_field)
+            encoded = await self.encode(body, texts, "scores")
             shares = 1 / (1 + np.exp(-np.concatenate(encoded.numbers).astype(np.float64)))
             return shares.tolist(), encoded.usage
-        firsts = list(dict.fromkeys(first for first, _ in pairs))
-        texts = [*firsts, *(second for _, second in pairs)]
+        firsts = list(dict.fromkeys(pairs.firsts))
+        texts = await self.read(body, firsts, pairs.first_field)
+        texts += await self.read(body, pairs.seconds, pairs.second_field)
         encoded = await self.encode(body, texts, "vector")
         vectors = _of_length_one(np.stack(encoded.numbers))
         place = {first: at for at, first in enumerate(firsts)}
-        near = vectors[[place[first] for first, _ in pairs]] * vectors[len(firsts) :]
+        near = vectors[[place[first] for first in pairs.firsts]] * vectors[len(firsts) :]
         return near.sum(axis=1).tolist(), encoded.usage
+
+
+async def read_call(
+    request: Request,
+    context: AppContext,
+    encoders: Encoders,
+    held: HeldBytes,
+    body_type: type[Body],
+) -> tuple[_Call, Body]:
+    """The call and its body. Raises `Refused` also where no encoder has the name."""
+    body = await read_body(request, body_type, context.config, held)
+    cards = encoders.cards
+    card = next(iter(cards.values())) if body.model is None else cards.get(body.model)
+    if card is None:
+        names = ", ".join(cards)
+        message = f"no encoder is called {(body.model or '')[:128]!r}; this server has {names}"
+        raise Refused(Refusal(404, message, "model_not_found", "model"))
+    return _Call(request, context, encoders, held, card), body
 
 
 def encoder_endpoints(context: AppContext, encoders: Encoders) -> list[ApiEndpoint]:
@@ -133,18 +158,18 @@ def encoder_endpoints(context: AppContext, encoders: Encoders) -> list[ApiEndpoi
     async def create_embeddings(request: Request) -> Response:
         """A vector for each text."""
         with context.holding_body(request) as held:
-            call = _Call(request, context, encoders, held)
-            body = await call.read(EmbeddingBody)
-            encoded = await call.encode(body, _embedded_inputs(body), "vector")
+            call, body = await read_call(request, context, encoders, held, EmbeddingBody)
+            _check_dimensions(body, call.card)
+            texts = await call.read(body, _embedded_inputs(body), "input")
+            encoded = await call.encode(body, texts, "vector")
             return await whole(request, held, lambda: _embeddings(body, call.card, encoded))
 
     async def rerank(request: Request) -> Response:
         """Documents by their relevance to a query, the most relevant first."""
         with context.holding_body(request) as held:
-            call = _Call(request, context, encoders, held)
-            body = await call.read(RerankBody)
+            call, body = await read_call(request, context, encoders, held, RerankBody)
             documents = [_document_text(each) for each in body.documents]
-            pairs = [(body.query, document) for document in documents]
+            pairs = _Pairs("query", [body.query] * len(documents), "documents", documents)
             scores, usage = await call.relevance(body, pairs)
             return await whole(
                 request, held, lambda: _ranked(body, call.card, documents, scores, usage)
@@ -153,8 +178,7 @@ def encoder_endpoints(context: AppContext, encoders: Encoders) -> list[ApiEndpoi
     async def score(request: Request) -> Response:
         """How relevant each second text is to its first."""
         with context.holding_body(request) as held:
-            call = _Call(request, context, encoders, held)
-            body = await call.read(ScoreBody)
+            call, body = await read_call(request, context, encoders, held, ScoreBody)
             scores, usage = await call.relevance(body, _pairs(body))
             answer = ScoreAnswer(
                 id=fresh_id("score-"),
@@ -168,12 +192,12 @@ def encoder_endpoints(context: AppContext, encoders: Encoders) -> list[ApiEndpoi
     async def classify(request: Request) -> Response:
         """The label of each text, with the share of every label."""
         with context.holding_body(request) as held:
-            call = _Call(request, context, encoders, held)
-            body = await call.read(ClassifyBody)
+            call, body = await read_call(request, context, encoders, held, ClassifyBody)
             if call.card.head is None:
                 raise InvalidRequest("model", f"{call.card.name!r} has no labels")
             inputs = [body.input] if isinstance(body.input, str) else body.input
-            encoded = await call.encode(body, inputs, "scores")
+            texts = await call.read(body, inputs, "input")
+            encoded = await call.encode(body, texts, "scores")
             return await whole(request, held, lambda: _classes(call.card, encoded))
 
     async def whole(
@@ -214,12 +238,15 @@ def _embedded_inputs(body: EmbeddingBody) -> list[EncoderInput]:
     return [each for each in given if not isinstance(each, int)]
 
 
+def _check_dimensions(body: EmbeddingBody, card: EncoderCard) -> None:
+    if body.dimensions is not None and body.dimensions > card.features:
+        problem = f"must be at most {card.features}, which the model's vectors have"
+        raise InvalidRequest("dimensions", problem)
+
+
 def _embeddings(body: EmbeddingBody, card: EncoderCard, encoded: _Encoded) -> EmbeddingAnswer:
     vectors = encoded.numbers
     if body.dimensions is not None:
-        if body.dimensions > card.features:
-            problem = f"must be at most {card.features}, which the model's vectors have"
-            raise InvalidRequest("dimensions", problem)
         cut = np.stack(vectors)[:, : body.dimensions]
         vectors = list(_of_length_one(cut).astype(np.float32))
     shown: list[list[float] | str] = [
@@ -276,7 +303,7 @@ def _classes(card: EncoderCard, encoded: _Encoded) -> ClassifyAnswer:
     )
 
 
-def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
+def _pairs(body: ScoreBody) -> _Pairs:
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     if len(firsts) == 1:
@@ -284,7 +311,7 @@ def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
     if len(firsts) != len(seconds):
         problem = f"must be one text or as many as text_2 has: {len(seconds)}"
         raise InvalidRequest("text_1", problem)
-    return list(zip(firsts, seconds, strict=True))
+    return _Pairs("text_1", firsts, "text_2", seconds)
 
 
 def _document_text(document: str | RerankDocument) -> str:

@@ -42,10 +42,16 @@ class Encoders(Protocol):
         ...
 
     def read(
-        self, name: str, inputs: Sequence[EncoderInput], limit_tokens: int, *, truncate: bool
+        self,
+        name: str,
+        inputs: Sequence[EncoderInput],
+        limit_tokens: int,
+        *,
+        truncate: bool,
+        field: str,
     ) -> list[EncodedText]:
         """Each of at most `limit_tokens` tokens; longer ones are cut if `truncate`. Pure work, off
-        the event loop where there is much. Raises `InvalidRequest` naming `input[i]`."""
+        the event loop where there is much. Raises `InvalidRequest` naming `field[i]`."""
         ...
 
     async def encode(

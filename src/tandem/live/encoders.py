@@ -48,17 +48,25 @@ class LiveEncoders:
             await each.live.stop()
 
     def read(
-        self, name: str, inputs: Sequence[EncoderInput], limit_tokens: int, *, truncate: bool
+        self,
+        name: str,
+        inputs: Sequence[EncoderInput],
+        limit_tokens: int,
+        *,
+        truncate: bool,
+        field: str,
     ) -> list[EncodedText]:
-        """See the port."""
+        """See the port. All inputs are texts, or all are tokens."""
         served = self._served[name]
         texts = [each for each in inputs if not isinstance(each, list)]
-        read = iter(encode_inputs(served.tokenizer, texts, limit_tokens, truncate=truncate))
+        if texts:
+            assert len(texts) == len(inputs)
+            tokenizer = served.tokenizer
+            return encode_inputs(tokenizer, texts, limit_tokens, truncate=truncate, field=field)
+        tokens = [each for each in inputs if isinstance(each, list)]
         return [
-            _of_tokens(each, place, served.card, limit_tokens, truncate=truncate)
-            if isinstance(each, list)
-            else next(read)
-            for place, each in enumerate(inputs)
+            _of_tokens(each, f"{field}[{place}]", served.card, limit_tokens, truncate=truncate)
+            for place, each in enumerate(tokens)
         ]
 
     async def encode(
@@ -76,10 +84,9 @@ class LiveEncoders:
 
 
 def _of_tokens(
-    tokens: list[int], place: int, card: EncoderCard, limit_tokens: int, *, truncate: bool
+    tokens: list[int], field: str, card: EncoderCard, limit_tokens: int, *, truncate: bool
 ) -> EncodedText:
     """What a client tokenised itself, special tokens included."""
-    field = f"input[{place}]"
     if not tokens:
         raise InvalidRequest(field, "must hold a token")
     if len(tokens) > limit_tokens and not truncate:
