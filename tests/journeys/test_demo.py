@@ -52,3 +52,13 @@ def test_the_demo_protects_premium_flips_a_worker_and_explains(tmp_path: Path) -
     assert record is not None
     assert len(record.processes) == 4
     until(lambda: not any(process.alive for process in record.processes.values()))
+
+
+def test_a_story_goes_on_when_the_worker_that_tells_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tandem", "demo", "--kill", "--state-dir", str(tmp_path / "s")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.search(r">>> decode-\d, process \d+, is killed <<<", ended.stdout)
+    found = re.search(r"the same: (\d+) tokens before the worker died, (\d+)", ended.stdout)
+    assert found is not None, ended.stdout
+    assert min(map(int, found.groups())) > 0

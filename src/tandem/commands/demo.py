@@ -12,6 +12,9 @@ from rich.console import Console
 from tandem.bench.load import start_clock
 from tandem.commands.cluster_screen import CTRL_C, Screen, run_cluster
 from tandem.commands.cluster_view import print_status
+from tandem.commands.demo_kill import CLUSTER as KILL_CLUSTER
+from tandem.commands.demo_kill import OVERRIDES as KILL_OVERRIDES
+from tandem.commands.demo_kill import KillDemo
 from tandem.commands.demo_load import DemoTenant, Rejection, Shape, TenantLoad
 from tandem.commands.explain import find_histories, print_histories
 from tandem.commands.options import flag, flags, with_options
@@ -22,6 +25,7 @@ from tandem.config.cluster.live import read_live_cluster
 from tandem.facts.errors import TandemError
 from tandem.live.gateway.operators import NobodyAnswers, Operators
 from tandem.live.launching.state_directory import StateDirectory
+from tandem.live.launching.supervisor import Notice
 from tandem.live.processes.before_start import check_before_start
 from tandem.live.processes.cluster import RunLimits
 from tandem.messages.planning import ActionKind, PlanDecision
@@ -53,6 +57,11 @@ class DemoOptions:
     """How it is shown."""
 
     seconds: float = flag("How long each load lasts.", default=15.0, min=3)
+    kill: bool = flag(
+        "Instead: tell a story, kill the worker that tells it, and compare.",
+        "--kill",
+        default=False,
+    )
     keep: bool = flag(
         "Leave the cluster running at the end, until Ctrl-C.", "--keep", default=False
     )
@@ -68,8 +77,13 @@ def demo_command(options: DemoOptions) -> None:
     """Show on this machine what the control of a cluster does: early rejection protects a premium
     tenant from a flood, a worker changes its role with the load, `explain` says why.
 
-    Takes about a minute, two cores and no network.
+    Takes about a minute, two cores and no network. With --kill another one of some seconds: the
+    worker that tells a story dies in mid-sentence, and the story goes on, letter by letter as
+    undisturbed.
     """
+    if options.kill:
+        demo_kill(options)
+        return
     file = read_live_cluster(CLUSTER)
     directory = state_directory(file.cluster.name, options.state_dir)
     console = terminal()
@@ -80,6 +94,33 @@ def demo_command(options: DemoOptions) -> None:
 
     async def visit() -> None:
         await Demo(console, directory, file.cluster, options.seconds).play()
+        if options.keep:
+            console.print(f"\n{CTRL_C}")
+            await asyncio.Event().wait()
+
+    run_cluster(file, directory, screen, RunLimits(), visit)
+    console.print("The cluster has ended.")
+
+
+class StoryScreen(Screen):
+    """Leaves out what a supervisor does, which would stand in mid-sentence."""
+
+    def notice(self, notice: Notice) -> None:
+        """Of a process that died."""
+        del notice
+
+
+def demo_kill(options: DemoOptions) -> None:
+    """The demo of a worker that dies."""
+    file = read_live_cluster(KILL_CLUSTER, KILL_OVERRIDES)
+    directory = state_directory(file.cluster.name, options.state_dir)
+    console = terminal()
+    cuts = check_before_start(file, directory)
+    screen = StoryScreen(console, CTRL_C)
+    screen.starting(f"cluster {file.cluster.name} with {file.cluster.model}", cuts)
+
+    async def visit() -> None:
+        await KillDemo(console, directory).play()
         if options.keep:
             console.print(f"\n{CTRL_C}")
             await asyncio.Event().wait()

@@ -1,0 +1,135 @@
+"""`tandem demo --kill`: a story is told, and told again while the worker that tells it is killed in
+mid-sentence; the second is the first, letter by letter."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from tandem.bench.client import Client, Endpoint
+from tandem.bench.dialogue import Answer, Dialogue, stream_answer
+from tandem.commands.terminal import print_plain
+from tandem.commands.which_cluster import RunningCluster
+from tandem.facts.errors import TandemError
+from tandem.live.gateway.operators import Operators
+from tandem.live.launching.state_directory import StateDirectory
+from tandem.messages.gateway import WorkerStatus
+
+CLUSTER = "laptop-pd"
+# Beside whatever else runs on this machine.
+OVERRIDES = ("name=demo-kill", "serve.port=0")
+QUESTION = "Tell me a story."
+SAMPLING = {"temperature": 0.8, "seed": 2, "max_tokens": 256}
+# The worker is killed once so much was told: early, for a short story is over in moments.
+KILL_AFTER_CHARS = 72
+TIMEOUT_S = 60.0
+
+
+class NotTheSame(TandemError):
+    """The second telling differs from the first, or nobody could be killed in time."""
+
+
+@dataclass
+class _Telling:
+    """One answer as it is shown, and the longest time that nothing came."""
+
+    console: Console
+    answer: Answer = field(default_factory=Answer)
+    longest_pause_s: float = 0.0
+    told_enough: asyncio.Event = field(default_factory=asyncio.Event)
+    # Tokens that had come when the worker was killed.
+    killed_after: int | None = None
+    _chars: int = 0
+    _before_s: float | None = None
+
+    def show(self, text: str) -> None:
+        now_s = self.answer.clock()
+        if self._before_s is not None:
+            self.longest_pause_s = max(self.longest_pause_s, now_s - self._before_s)
+        self._before_s = now_s
+        self._chars += len(text)
+        if self._chars >= KILL_AFTER_CHARS:
+            self.told_enough.set()
+        self.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class KillDemo:
+    """Both tellings, beside a cluster that runs in `directory`."""
+
+    console: Console
+    directory: StateDirectory
+
+    async def play(self) -> None:
+        """Raises `TandemError`, also where the tellings differ."""
+        running = self._running()
+        async with Client(Endpoint(running.record.url, None, TIMEOUT_S)) as client:
+            model = await client.choose_model(None)
+            dialogue = Dialogue(model.id, SAMPLING)
+            self._head("1. A story, undisturbed")
+            first = _Telling(self.console)
+            await stream_answer(client, dialogue.ask(QUESTION), first.answer, first.show)
+            self._head("2. The same request, and its decode worker is killed in mid-sentence")
+            second = _Telling(self.console)
+            killing = asyncio.create_task(self._kill(running, second))
+            try:
+                await stream_answer(client, dialogue.ask(QUESTION), second.answer, second.show)
+            finally:
+                killing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await killing
+        self._judge(first, second)
+
+    def _running(self) -> RunningCluster:
+        record = self.directory.read()
+        assert record is not None, "the demo runs beside its cluster"
+        return RunningCluster(self.directory, record)
+
+    async def _kill(self, running: RunningCluster, telling: _Telling) -> None:
+        """The worker that is telling, once it has told enough."""
+        operators = running.operators()
+        before = await _workers(operators)
+        await telling.told_enough.wait()
+        victim = _teller(before, await _workers(operators))
+        pid = running.record.processes[victim].pid
+        os.kill(pid, signal.SIGKILL)
+        telling.killed_after = telling.answer.output_tokens
+        self.console.print(f"\n[bold red]>>> {victim}, process {pid}, is killed <<<[/bold red]")
+
+    def _judge(self, first: _Telling, second: _Telling) -> None:
+        self._head("3. Both are the same")
+        if first.answer.text != second.answer.text:
+            raise NotTheSame("the second telling differs from the first")
+        tokens, before = second.answer.output_tokens, second.killed_after
+        if before is None or before >= tokens:
+            raise NotTheSame("the story was over before its worker could be killed")
+        self.console.print(
+            f"{len(second.answer.text)} characters, letter by letter the same: {before} tokens "
+            f"before the worker died, {tokens - before} from another.\nLongest pause between two "
+            f"tokens: {second.longest_pause_s * 1e3:.0f} ms; undisturbed "
+            f"{first.longest_pause_s * 1e3:.0f} ms.",
+            highlight=False,
+        )
+        print_plain(self.console, "  $ tandem up laptop-pd      # the same cluster, to stay", "dim")
+
+    def _head(self, title: str) -> None:
+        self.console.print(f"\n\n[bold]{title}[/bold]\n")
+
+
+async def _workers(operators: Operators) -> dict[str, WorkerStatus]:
+    return {
+        worker.worker: worker for status in await operators.statuses() for worker in status.workers
+    }
+
+
+def _teller(before: dict[str, WorkerStatus], now: dict[str, WorkerStatus]) -> str:
+    """The worker that has drawn most tokens since."""
+
+    def drawn(name: str) -> tuple[int, str]:
+        earlier = before[name].output_tokens if name in before else 0
+        return now[name].output_tokens - earlier, name
+
+    return max(now, key=drawn)
