@@ -9,6 +9,7 @@ from msgspec import Struct
 # counts: the others were disturbed.
 FOLLOWS = 0.06
 MOST_LONGER = 1.5
+# A size that counts less was seen too seldom, or too long ago, for a mean.
 SELDOM_SEEN = 2.0
 # Before that nothing is known.
 FIRST_STEPS = 3
