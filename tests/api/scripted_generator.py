@@ -67,6 +67,7 @@ class ScriptedGenerator:
         self.satisfied_ids: list[str] = []
         self.allowances: dict[str, Allowance] = {}
         self.called_tools: list[tuple[str, tuple[str, ...]]] = []
+        self.resets: list[bool] = []
         # Which of both was called, in order.
         self.endings: list[str] = []
         self._text = text
@@ -100,6 +101,9 @@ class ScriptedGenerator:
 
     def allowance(self, account: str) -> Allowance | None:
         return self.allowances.get(account)
+
+    async def reset_prefix_cache(self, *, external: bool) -> None:
+        self.resets.append(external)
 
     def metric_families(self) -> list[Metric]:
         return [GaugeMetricFamily("up", "Always 1", value=1)]

@@ -102,6 +102,22 @@ def test_where_there_are_no_operators_nobody_changes_anything(generator, text, f
     assert list(registry.served) == ["red"]
 
 
+def test_only_operators_reset_the_prefix_cache(generator, text, folder):
+    with client_of(app_of(generator, text, folder, None)) as client:
+        refused = client.post("/reset_prefix_cache")
+        assert (refused.status_code, code_of(refused)) == (403, "operator_key_required")
+        assert generator.resets == []
+        for query, external in (("", False), ("?reset_external=true", True)):
+            answer = client.post(f"/reset_prefix_cache{query}", headers=bearer(OPERATOR))
+            assert answer.json() == {"status": "reset"}
+            assert generator.resets.pop() is external
+        for query in ("reset_external=perhaps", "reset_running_requests=true"):
+            refused = client.post(f"/reset_prefix_cache?{query}", headers=bearer(OPERATOR))
+            assert refused.status_code == 400
+            assert query.split("=")[0] in refused.json()["error"]["message"]
+        assert generator.resets == []
+
+
 def test_without_adapters_there_are_no_such_endpoints(generator, text, folder):
     with client_of(app_of(generator, text, folder, None)) as client:
         assert load(client, folder).status_code == 404

@@ -107,6 +107,13 @@ class PoolLaws(RuleBasedStateMachine):
         assert foreseen == later.fits(cached, 1)
 
     @rule()
+    def reset(self):
+        before = self.pool.free_blocks
+        self.pool.reset()
+        self.full.clear()
+        assert self.pool.free_blocks == before
+
+    @rule()
     def listen(self):
         changes = self.pool.take_changes()
         if changes:

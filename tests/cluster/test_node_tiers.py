@@ -21,6 +21,7 @@ from tandem.messages.cluster import (
     PinBlocks,
     PoolNodeGone,
     PoolNodeJoined,
+    PrefixCacheEmptied,
     StopMove,
     TiersReported,
 )
@@ -42,6 +43,7 @@ from tandem.messages.node import (
 from tandem.messages.router import BlocksListed, BlocksReported, ImportReported
 from tandem.messages.worker import (
     ImportDone,
+    PrefixCacheReset,
     RequestsAborted,
     RequestsArrived,
     SessionPaused,
@@ -145,6 +147,30 @@ def test_full_blocks_are_staged_kept_and_reported():
     listed = one(sent_to(node.receive("g", ListBlocks(HOST)), "g"), BlocksListed)
     assert set(listed.hashes) == set(digests)
     assert listed.next_sequence_number == 1
+
+
+def test_a_reset_empties_the_device_and_slower_tiers_if_that_is_wanted():
+    node = worker_with("g")
+    node.receive("g", POOL)
+    write_through(node, compute(node))
+    effects = node.receive("g", PrefixCacheReset())
+    (removed, emptied) = sent_to(effects, "g")
+    assert (removed.tier, len(removed.changes.removed)) == (Tier.DEVICE, 2)
+    assert emptied == PrefixCacheEmptied("w")
+    # The memory has it still, and gets it no second time.
+    again = compute(node, "again")
+    assert len(one(again, StageBlocks).blocks) == 2, "for the pool, which may have lost it"
+    effects = node.receive("g", PrefixCacheReset(external=True))
+    removed = [(each.tier, len(each.changes.removed)) for each in sent_to(effects, "g")[:-1]]
+    assert removed == [(Tier.DEVICE, 2), (HOST, 2)]
+    assert len(one(effects, ForgetBlocks).digests) == 2
+    # What was staged by then is not written any more.
+    late = node.handle(BlocksStaged(one(again, StageBlocks).copy_id, staged=True))
+    assert not of_kind(late, KeepStaged)
+    assert len(one(late, DropStaged).__struct_fields__) == 1
+    node.machine.audit()
+    keep = node.handle(BlocksStaged(one(compute(node, "third"), StageBlocks).copy_id, staged=True))
+    assert {each.tier for each in of_kind(keep, KeepStaged)} == {HOST, REMOTE}
 
 
 def test_what_was_overwritten_while_it_was_staged_is_not_kept():

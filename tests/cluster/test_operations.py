@@ -10,6 +10,7 @@ from tandem.messages.cluster import (
     Deregister,
     Drain,
     NotNeeded,
+    PrefixCacheEmptied,
     RoleStateReported,
     Undrain,
 )
@@ -19,10 +20,11 @@ from tandem.messages.gateway import (
     DrainAsked,
     OperationEnded,
     PeerGone,
+    PrefixCacheResetAsked,
     UndrainAsked,
 )
 from tandem.messages.router import LoadReported
-from tandem.messages.worker import CopiesRequested
+from tandem.messages.worker import CopiesRequested, PrefixCacheReset
 from tests.cluster.cluster_parts import (
     MS,
     GatewayUnderTest,
@@ -223,6 +225,20 @@ def test_an_audit_asks_everybody_and_ends_when_all_have_answered_or_nobody_waits
         assert gateway.now_ns - asked_ns < 2_000 * MS
     assert ended == [AuditEnded(3, (), "no answer from w0")]
     assert GatewayUnderTest().handle(AuditAsked(4)) == [AuditEnded(4, ())]
+
+
+def test_a_reset_reaches_everybody_and_is_done_when_all_have_answered():
+    gateway = two_workers()
+    effects = gateway.handle(PrefixCacheResetAsked(1, external=True))
+    assert sent_to(effects, "w0") == sent_to(effects, "w1") == [PrefixCacheReset(external=True)]
+    # An audit under way has answers of its own.
+    gateway.handle(AuditAsked(2))
+    assert gateway.receive(PrefixCacheEmptied("w1")) == []
+    assert gateway.receive(PrefixCacheEmptied("w0")) == [OperationEnded(1)]
+    gateway.handle(PrefixCacheResetAsked(3))
+    gateway.receive(PrefixCacheEmptied("w0"))
+    ended = of_kind(gateway.handle(PeerGone("w1/1", "died")), OperationEnded)
+    assert ended == [OperationEnded(3, "w1 is gone")]
 
 
 def test_broken_invariants_are_reported_to_the_auditor():

@@ -52,6 +52,7 @@ from tandem.messages.pool_node import (
     SendReplica,
 )
 from tandem.messages.router import BlocksListed, BlocksReported
+from tandem.messages.worker import PrefixCacheReset
 from tandem.policy.eviction.policies import make_eviction
 
 ROOT = bytes(16)
@@ -295,7 +296,8 @@ class PoolNodeRun:
             self.handle(MessageFromGateway(name, RegisterAgain()))
             self.handle(MessageFromGateway(name, terms_of(name)))
         else:
-            message = chance.choice([Audit(), Drain(), Undrain(), Undrain()])
+            reset = PrefixCacheReset(external=chance.random() < 0.5)
+            message = chance.choice([Audit(), Drain(), Undrain(), Undrain(), reset])
             self.handle(MessageFromGateway(name, message))
 
     def sibling(self) -> None:

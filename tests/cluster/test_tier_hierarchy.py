@@ -199,6 +199,27 @@ def test_a_tenant_has_at_most_its_share_of_each_tier():
     assert (of_host.tenant_blocks, of_disk.tenant_blocks) == ((("t", 2),), (("t", 0),))
 
 
+def test_after_a_reset_nothing_is_there_and_what_comes_late_does_not_stay():
+    hierarchy = keeper_of(host=3, disk=9)
+    (_, down) = store(hierarchy, "abc"), of_copies(store(hierarchy, "defg"))
+    late = hierarchy.wanted(HOST, chain("xy"))
+    assert changes(hierarchy.caches.reset()) == [(HOST, digests("fed"), ())]
+    hierarchy.audit()
+    assert changes(hierarchy.kept(HOST, late, digests("xy"), 0)) == []
+    hierarchy.audit()
+    for copy in down:
+        effects = end(hierarchy, copy, b"".join(each.digest for each in copy.names).decode())
+        assert changes(effects) == []
+        assert any(isinstance(each, ForgetBlocks) and each.tier is DISK for each in effects)
+    # The next ones of the same names do.
+    assert len(hierarchy.wanted(HOST, chain("xy"))) == 2
+    assert changes(hierarchy.kept(HOST, late, digests("xy"), 0)) == [(HOST, (), digests("xy"))]
+
+
+def of_copies(effects: list) -> list[CopyBlocks]:
+    return [each for each in effects if isinstance(each, CopyBlocks)]
+
+
 BLOCKS = st.lists(st.sampled_from("abcdefghij"), max_size=5, unique=True)
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.journeys.clusters import ClusterProcess, cluster
@@ -16,13 +17,15 @@ from tests.journeys.questions import complete
 from tests.kv.tier_blocks import redis_server
 from tests.waiting import until
 
+OPERATOR_KEY = "the-operators-own-key"
 BLOCK, DEVICE_BLOCKS, TOKENS = 16, 64, 300
 # A device of 64 blocks, which holds two of these conversations.
 ALONE = """
 name: tiers
 model: tandem-mini
 block_size: 16
-serve: {{port: 0, max-num-seqs: 4, kv-cache-memory: 4MiB, threads: 1}}
+serve:
+  {{port: 0, max-num-seqs: 4, kv-cache-memory: 4MiB, threads: 1, operator_key_file: ['{keys}']}}
 pools: [{{name: w, role: both, device: cpu}}]
 tiers:
   host: {{capacity: 3MiB}}
@@ -34,7 +37,8 @@ SHARED = """
 name: shared
 model: tandem-mini
 block_size: 16
-serve: {{port: 0, max-num-seqs: 4, kv-cache-memory: 8MiB, threads: 1}}
+serve:
+  {{port: 0, max-num-seqs: 4, kv-cache-memory: 8MiB, threads: 1, operator_key_file: ['{keys}']}}
 pools: [{{name: w, role: both, device: cpu, count: 2}}]
 tiers:
   remote: {{capacity: 5MiB, nodes: 2, redis: 'redis://127.0.0.1:{port}/0', redis_capacity: 64MiB}}
@@ -70,11 +74,26 @@ def tier(running: ClusterProcess, figure: str, place: str, owner: str = "w-0") -
     return 0.0
 
 
+def operator_keys(folder: Path) -> Path:
+    (folder / "operators").write_text(f"{OPERATOR_KEY}\n")
+    return folder / "operators"
+
+
+def reset(running: ClusterProcess, *, external: bool = False) -> None:
+    """Have the cluster forget what it has cached."""
+    answer = httpx2.post(
+        f"{running.url}/reset_prefix_cache",
+        params={"reset_external": external},
+        headers={"Authorization": f"Bearer {OPERATOR_KEY}"},
+    )
+    assert answer.json() == {"status": "reset"}
+
+
 def test_what_left_the_device_comes_back_and_outlives_the_cluster(tmp_path):
     folder, first, second = tmp_path / "kv", tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    text = ALONE.format(folder=folder)
+    text = ALONE.format(folder=folder, keys=operator_keys(tmp_path))
     with cluster(text, first) as running:
         alone = [ask(running, talk, "nobody else's") for talk in TALKS]
         first_turns = [ask(running, talk) for talk in TALKS]
@@ -102,6 +121,15 @@ def test_what_left_the_device_comes_back_and_outlives_the_cluster(tmp_path):
         assert sum(one.cached_tokens for one in back) > BLOCK
         assert until(lambda: tier(running, "spoilt_blocks_total", "disk"))
         running.assert_nothing_held()
+        # The device alone: the disk has it still. Then all of it.
+        reset(running)
+        assert ask(running, TALKS[0]).cached_tokens > BLOCK
+        reset(running, external=True)
+        until(lambda: not tier(running, "blocks", "disk"))
+        cold = [ask(running, talk) for talk in TALKS]
+        assert [one.text for one in cold] == [one.text for one in alone]
+        # All talks begin alike.
+        assert not any(one.cached_tokens > BLOCK for one in cold)
 
 
 def _corrupt(file: Path) -> None:
@@ -121,7 +149,7 @@ def redis_port(tmp_path) -> Iterator[int]:
 
 
 def test_a_worker_and_the_pool_may_die_and_hardly_anything_is_computed_again(tmp_path, redis_port):
-    with cluster(SHARED.format(port=redis_port), tmp_path) as running:
+    with cluster(SHARED.format(port=redis_port, keys=operator_keys(tmp_path)), tmp_path) as running:
         pids = running.pids
         alone = ask(running, TALKS[0], "nobody else's", tokens=TOKENS)
         for talk in TALKS[1:]:
@@ -159,6 +187,10 @@ def _pool_dies(running: ClusterProcess, alone: Answer) -> None:
     until(both_are_back, 40)
     until(lambda: any(tier(running, "blocks", "disk", name) for name in nodes))
     assert ask(running, TALKS[0], tokens=TOKENS).text == alone.text
+    reset(running, external=True)
+    until(lambda: not any(tier(running, "blocks", "disk", name) for name in nodes))
+    cold = ask(running, TALKS[0], tokens=TOKENS)
+    assert (cold.text, cold.cached_tokens) == (alone.text, 0)
 
 
 def _stream(running: ClusterProcess, prompt: str, drawn: list[str]) -> str:

@@ -18,6 +18,7 @@ from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
     DrainAsked,
+    PrefixCacheResetAsked,
     StartFailed,
     TimePassed,
     ToolsCalled,
@@ -236,6 +237,8 @@ class ChanceRun:
                     lambda number: DrainAsked(number, worker, Drain(leave=True)),
                     lambda number: UndrainAsked(number, worker),
                     AuditAsked,
+                    lambda number: PrefixCacheResetAsked(number, external=False),
+                    lambda number: PrefixCacheResetAsked(number, external=True),
                 ]
             ),
         )

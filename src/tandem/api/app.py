@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.access_log import AccessLog, LineSink, LostLines
-from tandem.api.adapters import adapter_endpoints
 from tandem.api.app_context import VERSION, AppContext
 from tandem.api.auth import REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
 from tandem.api.call_metrics import CallMetrics
@@ -30,6 +29,7 @@ from tandem.api.key_ring import KeyRing
 from tandem.api.messages import messages_endpoints
 from tandem.api.metrics_page import PAGE_TYPES, metrics_page
 from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
+from tandem.api.operator_endpoints import adapter_endpoints, prefix_cache_endpoint
 from tandem.api.rate_limit_headers import NAMES as RATE_LIMIT_HEADERS
 from tandem.api.response_cache import ResponseCache
 from tandem.api.response_store import ResponseStore
@@ -93,6 +93,7 @@ def build_app(
         *messages_endpoints(context),
         *token_endpoints(context),
         *probe_endpoints(context, load, http_metrics, log),
+        prefix_cache_endpoint(context),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
         *(encoder_endpoints(context, encoders) if encoders is not None else ()),
     ]

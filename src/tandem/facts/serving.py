@@ -153,6 +153,12 @@ class Generator(Protocol):
         reader ended it): its session pauses until they are done."""
         ...
 
+    async def reset_prefix_cache(self, *, external: bool) -> None:
+        """Returns once requests to come find no KV that was cached before, with `external` in
+        slower tiers and shared pools neither. Requests under way keep theirs. Raises `EngineFailed`
+        and `NotReady`."""
+        ...
+
     def metric_families(self) -> Iterable[MetricFamily]:
         """What Prometheus may know of everything behind this port, at this moment."""
         ...

@@ -187,6 +187,11 @@ class Cascade:
         self._small.tools_called(caller, tools)
         self._large.tools_called(caller, tools)
 
+    async def reset_prefix_cache(self, *, external: bool) -> None:
+        """See the port `Generator`. That of both models."""
+        await self._small.reset_prefix_cache(external=external)
+        await self._large.reset_prefix_cache(external=external)
+
     def metric_families(self) -> Iterable[MetricFamily]:
         """Those of each model under its own name, and those of the cascade."""
         return chain(

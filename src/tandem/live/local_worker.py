@@ -33,6 +33,7 @@ from tandem.live.mailbox import Mailbox, Mailboxes
 from tandem.messages.worker import (
     EmitTokens,
     FailRequest,
+    PrefixCacheReset,
     Refuse,
     ReportBlocks,
     RequestsAborted,
@@ -46,7 +47,7 @@ from tandem.observe.metrics import ShownAdapters, WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
-Input = Request | RequestsAborted | StepDone
+Input = Request | RequestsAborted | PrefixCacheReset | StepDone
 
 
 class LocalWorker:
@@ -125,6 +126,13 @@ class LocalWorker:
         """See the port `Generator`. Only clusters have rate limits."""
         del account
         return None
+
+    async def reset_prefix_cache(self, *, external: bool) -> None:
+        """See the port `Generator`. The device is all that this worker has."""
+        if self._closed_because:
+            raise EngineFailed(self._closed_because)
+        # What comes later is handled later.
+        self._inbox.enqueue(PrefixCacheReset(external))
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """See the port `Generator`."""
@@ -209,6 +217,7 @@ class LocalWorker:
             events.insert(0, RequestsArrived(tuple(arrived)))
         if aborted:
             events.insert(0, RequestsAborted(tuple(aborted)))
+        events[:0] = [event for event in inputs if isinstance(event, PrefixCacheReset)]
         return [effect for event in events for effect in self.machine.handle(event, instant_ns)]
 
     def next_wakeup(self) -> int | None:

@@ -28,6 +28,7 @@ from tandem.messages.worker import (
     ImportsArrived,
     KvTransfersRequested,
     PrefillsArrived,
+    PrefixCacheReset,
     RequestsAborted,
     RequestsArrived,
     SessionPaused,
@@ -36,7 +37,7 @@ from tandem.messages.worker import (
 )
 
 # Goes up whenever a message changes its meaning or its fields.
-PROTOCOL = 9
+PROTOCOL = 10
 
 
 class Register(Struct, frozen=True):
@@ -91,6 +92,12 @@ class Audited(Struct, frozen=True):
     problem: str
 
 
+class PrefixCacheEmptied(Struct, frozen=True):
+    """The process has done as the last `PrefixCacheReset` wanted."""
+
+    worker: str
+
+
 class RegisterPoolNode(Struct, frozen=True):
     """A process of the shared pool registers. Workers reach it at `address` (host:port)."""
 
@@ -134,6 +141,7 @@ ToGateway = (
     | TiersReported
     | RequestBroken
     | UseShared
+    | PrefixCacheEmptied
 )
 
 
@@ -280,4 +288,5 @@ ToWorker = (
     | SessionPaused
     | SessionReturning
     | ShareUse
+    | PrefixCacheReset
 )

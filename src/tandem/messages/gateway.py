@@ -62,6 +62,14 @@ class AuditAsked(Struct, frozen=True, array_like=True, tag="a"):
     operation_id: int
 
 
+class PrefixCacheResetAsked(Struct, frozen=True, array_like=True, tag="x"):
+    """An operator wants all processes to forget what they have cached, with `external` in slower
+    tiers and the shared pool as well. Ends with one `OperationEnded` when all have."""
+
+    operation_id: int
+    external: bool = False
+
+
 class StartFailed(Struct, frozen=True, array_like=True, tag="f"):
     """Whoever launches processes could not start this worker, or has given it up."""
 
@@ -101,6 +109,7 @@ GatewayEvent = (
     | DrainAsked
     | UndrainAsked
     | AuditAsked
+    | PrefixCacheResetAsked
     | StartFailed
     | ShapesSimulated
     | ToolsCalled

@@ -110,6 +110,13 @@ class BlocksPrefetched(Struct, frozen=True):
     arrived_blocks: int
 
 
+class PrefixCacheReset(Struct, frozen=True):
+    """An operator wants what was cached forgotten: on the device, and with `external` in slower
+    tiers as well, where this process has some. Requests under way keep their KV."""
+
+    external: bool = False
+
+
 class StepDone(Struct, frozen=True):
     """The plan of that id has run."""
 
@@ -128,6 +135,7 @@ WorkerEvent = (
     | SessionPaused
     | SessionReturning
     | BlocksPrefetched
+    | PrefixCacheReset
     | StepDone
 )
 

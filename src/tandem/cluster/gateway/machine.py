@@ -22,7 +22,7 @@ from tandem.cluster.gateway.members import (
     pool_node_status,
     worker_status,
 )
-from tandem.cluster.gateway.operations import Audits, Drains, OpenAudit
+from tandem.cluster.gateway.operations import Broadcast, Broadcasts, Drains
 from tandem.cluster.gateway.pauses import Pauses
 from tandem.cluster.gateway.planned_fleet import PlannedFleet
 from tandem.cluster.gateway.planner import PlanningConfig
@@ -39,6 +39,7 @@ from tandem.messages.cluster import (
     Deregister,
     MoveEnded,
     PeerLost,
+    PrefixCacheEmptied,
     Register,
     RegisterAgain,
     RegisterPoolNode,
@@ -46,6 +47,7 @@ from tandem.messages.cluster import (
     RoleStateReported,
     TiersReported,
     ToGateway,
+    ToWorker,
 )
 from tandem.messages.gateway import (
     AuditAsked,
@@ -57,6 +59,7 @@ from tandem.messages.gateway import (
     MessageFromWorker,
     OperationEnded,
     PeerGone,
+    PrefixCacheResetAsked,
     SendToWorker,
     StartFailed,
     ToolsCalled,
@@ -71,6 +74,7 @@ from tandem.messages.router import (
     WorkerJoined,
 )
 from tandem.messages.sharing import UseShared
+from tandem.messages.worker import PrefixCacheReset
 
 Effects = list[GatewayEffect]
 
@@ -93,8 +97,8 @@ class GatewayMachine:
         self.heartbeats = Heartbeats(config.terms.silence_ns)
         self.pool = SharedPool(nodes, self.members, self.routing, heartbeats=self.heartbeats)
         self.drains = Drains(self.members)
-        self.audits = Audits()
-        self._audits_asked: list[AuditAsked] = []
+        self.broadcasts = Broadcasts()
+        self._broadcasts_asked: list[AuditAsked | PrefixCacheResetAsked] = []
         use = self.router.admission.use
         self.limits = CallLimits(config.limits, use, explains=router.explains)
         self.sharing: Sharing | None = None
@@ -151,8 +155,8 @@ class GatewayMachine:
             effects = self.autoscaling.follow(events, effects, now_ns)
         if not self.limits.idle:
             self.limits.follow(effects, now_ns)
-        while self._audits_asked:
-            effects += self._begin_audit(self._audits_asked.pop(0), now_ns)
+        while self._broadcasts_asked:
+            effects += self._begin_broadcast(self._broadcasts_asked.pop(0), now_ns)
         self._wakeup_ns = self._next_due_ns()
         return effects
 
@@ -220,7 +224,7 @@ class GatewayMachine:
             invariant(agreed, f"fleet and members agree on {member.name}")
 
     def _next_due_ns(self) -> int:
-        silent_ns, late_ns = self.heartbeats.next_wakeup(), self.audits.next_wakeup()
+        silent_ns, late_ns = self.heartbeats.next_wakeup(), self.broadcasts.next_wakeup()
         plan_ns = None if self.autoscaling is None else self.autoscaling.next_wakeup()
         return_ns = None if self.pauses is None else self.pauses.next_wakeup()
         due_ns = self._renew_at_ns
@@ -259,9 +263,9 @@ class GatewayMachine:
                 effects += self.pauses.tools_called(event, session_key(account, session), now_ns)
             case PeerGone(peer, reason, died):
                 self._lose_peer(peer, reason, now_ns, effects, died=died)
-            case AuditAsked():
+            case AuditAsked() | PrefixCacheResetAsked():
                 # Once all that happens now has been counted everywhere.
-                self._audits_asked.append(event)
+                self._broadcasts_asked.append(event)
             case DrainAsked() | UndrainAsked():
                 effects += self._begin_operation(event)
             case StartFailed() if self.planned_fleet is not None:
@@ -322,7 +326,7 @@ class GatewayMachine:
         if member is None and (node := self.pool.nodes.of_peer(peer)):
             self.heartbeats.received(peer, now_ns)
             if message.worker == node.name:
-                effects += self.pool.pool_message(node, message, self.audits, now_ns)
+                effects += self.pool.pool_message(node, message, self.broadcasts, now_ns)
             return
         if member is None:
             if self.members.asked_to_register(peer, now_ns):
@@ -347,8 +351,8 @@ class GatewayMachine:
             case UseShared(_, use):
                 if self.sharing is not None:
                     effects += self.sharing.received(use, now_ns)
-            case Audited():
-                effects += self.audits.answered(message)
+            case Audited() | PrefixCacheEmptied():
+                effects += self.broadcasts.answered(message)
             case Deregister():
                 self._lose(member, "", now_ns, effects, died=False)
             case TiersReported(worker, tiers):
@@ -418,7 +422,7 @@ class GatewayMachine:
     ) -> None:
         if node := self.pool.nodes.of_peer(peer):
             effects += self.pool.deregister(node, reason, now_ns)
-            effects += self.audits.gone(node.name)
+            effects += self.broadcasts.gone(node.name)
         elif member := self.members.of_peer(peer):
             self._lose(member, reason, now_ns, effects, died=died)
 
@@ -446,14 +450,14 @@ class GatewayMachine:
         self.routing.worker_lost(member.name, died=died)
         self.costs.left(member.name)
         effects += self.routing.flush(now_ns)
-        return effects + self.audits.gone(member.name)
+        return effects + self.broadcasts.gone(member.name)
 
     def _keep_time(self, now_ns: int, effects: Effects) -> None:
         for peer in self.heartbeats.silent(now_ns):
             reason = f"silent for {self.heartbeats.silent_ns(peer, now_ns) / 1e9:.1f} s"
             effects.append(Fence(peer, reason))
             self._lose_peer(peer, reason, now_ns, effects)
-        effects += self.audits.late(now_ns)
+        effects += self.broadcasts.late(now_ns)
         if now_ns >= self._renew_at_ns:
             self._renew_at_ns = now_ns + self._renewal_ns
             effects += renewals(self.router, self.members)
@@ -461,13 +465,17 @@ class GatewayMachine:
             self.routing.reprice(self.costs.fade(names, now_ns))
             effects += self.pool.keepalives()
 
-    def _begin_audit(self, event: AuditAsked, now_ns: int) -> Effects:
-        problem = first_broken_law(self.audit)
+    def _begin_broadcast(self, event: AuditAsked | PrefixCacheResetAsked, now_ns: int) -> Effects:
         everybody = [*self.members, *self.pool.nodes]
-        waiting = {each.name: None for each in everybody}
-        effects: Effects = [SendToWorker(each.peer, Audit()) for each in everybody]
         end_ns = now_ns + self.config.terms.silence_ns
-        return effects + self.audits.begin(OpenAudit(event, end_ns, problem, waiting))
+        broadcast = Broadcast(event, end_ns, {each.name: None for each in everybody})
+        message: ToWorker
+        if isinstance(event, AuditAsked):
+            message, broadcast.problem = Audit(), first_broken_law(self.audit)
+        else:
+            message = PrefixCacheReset(event.external)
+        effects: Effects = [SendToWorker(each.peer, message) for each in everybody]
+        return effects + self.broadcasts.begin(broadcast)
 
     def _begin_operation(self, event: DrainAsked | UndrainAsked) -> Effects:
         """Begin an operator's operation, or end it with why it cannot be."""

@@ -1,17 +1,18 @@
-"""Operators' requests: drains, flips and audits under way, and the workers that the planner leaves
-alone because an operator changed them by hand."""
+"""Operators' requests: drains, flips, audits and resets under way, and the workers that the
+planner leaves alone because an operator changed them by hand."""
 
 from dataclasses import dataclass, field
 
 from tandem.cluster.gateway.members import Member, Members
 from tandem.facts.fleet import Role
-from tandem.messages.cluster import Audited, Drain, Undrain
+from tandem.messages.cluster import Audited, Drain, PrefixCacheEmptied, Undrain
 from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
     DrainAsked,
     GatewayEffect,
     OperationEnded,
+    PrefixCacheResetAsked,
     SendToWorker,
     UndrainAsked,
 )
@@ -134,65 +135,77 @@ class Drains:
 
 
 @dataclass(slots=True)
-class OpenAudit:
-    """One audit: who has not answered yet, and the answers of the others."""
+class Broadcast:
+    """What every process was told and answers: who has not yet, and the answers of the others."""
 
-    asked: AuditAsked
+    asked: AuditAsked | PrefixCacheResetAsked
     end_ns: int
-    problem: str
     waiting: dict[str, None]
-    answers: list[Audited] = field(default_factory=list)
+    problem: str = ""
+    answers: list[Audited | PrefixCacheEmptied] = field(default_factory=list)
 
-    def ended(self) -> AuditEnded:
-        answers = tuple(sorted(self.answers, key=lambda each: each.worker))
+    def awaits(self, answer: Audited | PrefixCacheEmptied) -> bool:
+        """Whether it is an answer to this that has not come yet."""
+        fits = isinstance(self.asked, AuditAsked) == isinstance(answer, Audited)
+        return fits and answer.worker in self.waiting
+
+    def ended(self) -> AuditEnded | OperationEnded:
         problem = self.problem
         if self.waiting:
             problem = problem or f"no answer from {', '.join(self.waiting)}"
-        return AuditEnded(self.asked.operation_id, answers, problem)
+        number = self.asked.operation_id
+        if isinstance(self.asked, PrefixCacheResetAsked):
+            return OperationEnded(number, problem)
+        audited = [each for each in self.answers if isinstance(each, Audited)]
+        workers = sorted(audited, key=lambda each: each.worker)
+        return AuditEnded(number, tuple(workers), problem)
 
 
-class Audits:
-    """Audits under way, oldest first. Every worker answers in the order in which it was asked."""
+class Broadcasts:
+    """Those under way, oldest first. Every process answers in the order in which it was told."""
 
     def __init__(self) -> None:
-        self._open: list[OpenAudit] = []
+        self._open: list[Broadcast] = []
 
-    def begin(self, audit: OpenAudit) -> Effects:
-        self._open.append(audit)
-        return self._finish(audit)
+    def begin(self, broadcast: Broadcast) -> Effects:
+        self._open.append(broadcast)
+        return self._finish(broadcast)
 
-    def answered(self, answer: Audited) -> Effects:
-        for audit in self._open:
-            if answer.worker in audit.waiting:
-                del audit.waiting[answer.worker]
-                audit.answers.append(answer)
-                return self._finish(audit)
+    def answered(self, answer: Audited | PrefixCacheEmptied) -> Effects:
+        for broadcast in self._open:
+            if broadcast.awaits(answer):
+                del broadcast.waiting[answer.worker]
+                broadcast.answers.append(answer)
+                return self._finish(broadcast)
         return []
 
     def gone(self, worker: str) -> Effects:
         """It will not answer any more."""
         effects: Effects = []
-        for audit in list(self._open):
-            if audit.waiting.pop(worker, 0) is None:
-                effects += self._finish(audit)
+        for broadcast in list(self._open):
+            if broadcast.waiting.pop(worker, 0) is None:
+                if isinstance(broadcast.asked, PrefixCacheResetAsked):
+                    # What lies on its disk is found again by whoever is started next.
+                    broadcast.problem = f"{worker} is gone"
+                effects += self._finish(broadcast)
         return effects
 
     def late(self, now_ns: int) -> Effects:
         """Those that have waited long enough end with what there is."""
         if not self._open:
             return []
-        ended = [audit for audit in self._open if audit.end_ns <= now_ns]
-        self._open = [audit for audit in self._open if audit.end_ns > now_ns]
-        return [audit.ended() for audit in ended]
+        ended = [each for each in self._open if each.end_ns <= now_ns]
+        self._open = [each for each in self._open if each.end_ns > now_ns]
+        return [each.ended() for each in ended]
 
     def next_wakeup(self) -> int | None:
-        return min([audit.end_ns for audit in self._open]) if self._open else None
+        return min([each.end_ns for each in self._open]) if self._open else None
 
-    def _finish(self, audit: OpenAudit) -> Effects:
-        if audit.waiting:
+    def _finish(self, broadcast: Broadcast) -> Effects:
+        if broadcast.waiting:
             return []
-        self._open.remove(audit)
-        return [audit.ended()]
+        self._open.remove(broadcast)
+        return [broadcast.ended()]
 
 
 def _phases(member: Member) -> set[str]:

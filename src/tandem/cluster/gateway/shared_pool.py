@@ -3,7 +3,7 @@ which workers and the other pool processes receive."""
 
 from tandem.cluster.gateway.housekeeping import Heartbeats
 from tandem.cluster.gateway.members import Members, PoolNode, PoolNodes
-from tandem.cluster.gateway.operations import Audits
+from tandem.cluster.gateway.operations import Broadcasts
 from tandem.cluster.gateway.routing import Routing
 from tandem.facts.fleet import Tier
 from tandem.messages.cluster import (
@@ -11,6 +11,7 @@ from tandem.messages.cluster import (
     Deregister,
     LeasesRenewed,
     PoolNodeGone,
+    PrefixCacheEmptied,
     Registered,
     RegisterPoolNode,
     RegistrationRefused,
@@ -83,7 +84,7 @@ class SharedPool:
         return [SendToWorker(node.peer, LeasesRenewed(())) for node in self.nodes]
 
     def pool_message(
-        self, node: PoolNode, message: ToGateway, audits: Audits, now_ns: int
+        self, node: PoolNode, message: ToGateway, broadcasts: Broadcasts, now_ns: int
     ) -> Effects:
         """A message of a registered process."""
         match message:
@@ -91,10 +92,10 @@ class SharedPool:
                 self._routing.gather(message)
             case TiersReported(_, tiers):
                 node.tiers = tiers
-            case Audited():
-                return audits.answered(message)
+            case Audited() | PrefixCacheEmptied():
+                return broadcasts.answered(message)
             case Deregister():
-                return self.deregister(node, "", now_ns) + audits.gone(node.name)
+                return self.deregister(node, "", now_ns) + broadcasts.gone(node.name)
             case _:
                 # Nothing else comes from a process of the pool.
                 pass

@@ -42,6 +42,7 @@ from tandem.messages.cluster import (
     PinBlocks,
     PoolNodeGone,
     PoolNodeJoined,
+    PrefixCacheEmptied,
     Register,
     RegisterAgain,
     Registered,
@@ -76,6 +77,7 @@ from tandem.messages.worker import (
     ImportsArrived,
     KvTransfersRequested,
     PrefillsArrived,
+    PrefixCacheReset,
     RequestsAborted,
     RequestsArrived,
     SessionPaused,
@@ -262,6 +264,10 @@ class NodeMachine:
                 return self.work.change(gateway, message, now_ns)
             case SessionPaused() | SessionReturning():
                 return self.work.session_event(message, now_ns)
+            case PrefixCacheReset():
+                emptied = PrefixCacheEmptied(self.registration.worker)
+                effects = self.work.reset_prefix_cache(message, now_ns)
+                return [*effects, SendToGateway(gateway, emptied)]
             case Audit():
                 return [*self.work.flush(now_ns), SendToGateway(gateway, _audited(self))]
             case _:

@@ -191,6 +191,12 @@ class WorkerTiers:
             case PoolNodeGone(node, incarnation):
                 return self._pool_changed(self.pool_nodes.gone(gateway, node, incarnation))
 
+    def reset(self) -> Effects:
+        """Hold nothing any more, and write nothing of what was committed so far."""
+        self.writing.reset()
+        self.shared.lose_all()
+        return self._addressed(self.hierarchy.caches.reset())
+
     def gateway_gone(self, gateway: str) -> Effects:
         """This gateway reports no process of the pool any more."""
         return self._pool_changed(self.pool_nodes.gateway_gone(gateway))

@@ -20,6 +20,7 @@ from tandem.messages.worker import (
     KvComputed,
     KvTransfersRequested,
     PrefillsArrived,
+    PrefixCacheReset,
     Refuse,
     ReportBlocks,
     RequestsAborted,
@@ -113,6 +114,13 @@ class Work:
             return self.pass_to_machine(event, now_ns)
         effects = self.flush(now_ns)
         self.tiers.session_paused(event, now_ns)
+        return effects + self._end_quiet(now_ns)
+
+    def reset_prefix_cache(self, event: PrefixCacheReset, now_ns: int) -> Effects:
+        """Forget what is cached on the device, and in slower tiers if that is wanted."""
+        effects = self.pass_to_machine(event, now_ns)
+        if event.external and self.tiers is not None:
+            effects += self.tiers.reset()
         return effects + self._end_quiet(now_ns)
 
     def order_transfer(self, gateway: str, order: Order, problem: str, now_ns: int) -> Effects:

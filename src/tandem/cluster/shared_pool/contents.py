@@ -146,6 +146,10 @@ class PoolContents:
         """A copy between tiers is over."""
         return self._split(self.hierarchy.copied(event, now_ns))
 
+    def reset(self) -> Outcome:
+        """Hold nothing any more."""
+        return self._split(self.hierarchy.caches.reset())
+
     def audit(self) -> None:
         """Assert that what was reported amounts exactly to what the tiers hold."""
         self.hierarchy.audit()

@@ -23,6 +23,7 @@ from tandem.messages.cluster import (
     PinBlocks,
     PoolNodeGone,
     PoolNodeJoined,
+    PrefixCacheEmptied,
     RegisterAgain,
     Registered,
     RegisterPoolNode,
@@ -54,6 +55,7 @@ from tandem.messages.pool_node import (
     SendReplica,
 )
 from tandem.messages.router import BlocksListed, BlocksReported
+from tandem.messages.worker import PrefixCacheReset
 from tandem.policy.eviction.pins_and_quotas import Pin
 
 Effects = list[PoolNodeEffect]
@@ -182,6 +184,11 @@ class PoolNodeMachine:
                 effects.append(SendToGateway(gateway, _listing(self)))
             case Audit():
                 effects.append(SendToGateway(gateway, _audited(self)))
+            case PrefixCacheReset(external):
+                if external:
+                    self._change(self.contents.reset(), effects)
+                emptied = PrefixCacheEmptied(self.registration.worker)
+                effects.append(SendToGateway(gateway, emptied))
             case Drain() if message.leave:
                 self._leaving = Leave(again=message.again)
             case Drain():

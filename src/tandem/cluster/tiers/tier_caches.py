@@ -54,6 +54,8 @@ class TierCache:
             self._order = order_of(capacity)
             self.store = TierStore(capacity, self._order)
         self.leaving: dict[bytes, None] = {}
+        # What was on its way here when all was forgotten: it does not stay.
+        self.unwanted: set[bytes] = set()
         self.counts = Counts()
         self._next_number = 0
         self._tenant_of = tenant_of
@@ -198,8 +200,13 @@ class TierCaches:
         arrived on the disk."""
         cache, arrived = self.by_tier[tier], set(digests)
         lost = [name.digest for name in names if name.digest not in arrived]
-        cache.store.give_up(lost)
         present = [name.digest for name in names if name.digest in arrived]
+        unwanted: list[bytes] = []
+        if cache.unwanted:
+            unwanted = [digest for digest in present if digest in cache.unwanted]
+            present = [digest for digest in present if digest not in cache.unwanted]
+            cache.unwanted.difference_update([name.digest for name in names])
+        cache.store.give_up([*lost, *unwanted])
         stored = cache.store.store(present, now_ns)
         cache.counts.stored += len(stored.added)
         cache.pin_arrived(stored.added, now_ns)
@@ -212,7 +219,9 @@ class TierCaches:
         out = stored.stayed_out
         # As they came: the end of the chain was turned away first.
         turned_away = [digest for digest in present if digest in out] if out else []
-        gone = [digest for digest in (*stored.evicted, *turned_away) if not cache.has(digest)]
+        gone = [
+            digest for digest in (*stored.evicted, *turned_away, *unwanted) if not cache.has(digest)
+        ]
         effects += _forget(cache, gone)
         self._forget_names([*lost, *gone])
         return effects, tuple(self._names[digest] for digest in demoted)
@@ -234,6 +243,14 @@ class TierCaches:
         effects = self._changed(cache, gone, ())
         effects += _forget(cache, gone)
         self._forget_names(gone)
+        return effects
+
+    def reset(self) -> Effects:
+        """Hold nothing any more; what is on its way somewhere is forgotten when it comes."""
+        effects: Effects = []
+        for tier, cache in self.by_tier.items():
+            cache.unwanted.update(cache.store.coming())
+            effects += self.drop(tier, cache.store.listing())
         return effects
 
     def read(self, tier: Tier, digests: Sequence[bytes], now_ns: int) -> None:

@@ -154,8 +154,9 @@ class WriteThrough:
         self._waiting: deque[CommittedBlock] = deque()
         self._waiting_for_pool: deque[CommittedBlock] = deque()
         self._stagings: dict[int, Staging] = {}
-        # How many blocks were ever to be copied.
+        # How many blocks were ever to be copied, and how many of the first are to be no more.
         self.committed_blocks = 0
+        self._unwanted_blocks = 0
 
     def blocks_committed(
         self, event: BlocksCommitted, benefit: BenefitGate, now_ns: int
@@ -192,13 +193,18 @@ class WriteThrough:
             numbers.append(self._waiting[0].number)
         return min(numbers, default=self.committed_blocks)
 
+    def reset(self) -> None:
+        """What was committed so far is not written any more, as if it had been overwritten; what
+        is being written may arrive."""
+        self._unwanted_blocks = self.committed_blocks
+
     def owns_copy(self, copy_id: int) -> bool:
         """Whether this is a staged copy."""
         return copy_id in self._stagings
 
     def staged(self, event: BlocksStaged, now_ns: int) -> Effects:
         """The bytes lie beside the device, of as many blocks as were not overwritten meanwhile."""
-        staging, versions = self._stagings[event.copy_id], self._versions
+        staging = self._stagings[event.copy_id]
         staging.off_device = True
         if not event.staged:
             del self._stagings[event.copy_id]
@@ -206,7 +212,7 @@ class WriteThrough:
         whole: dict[Tier, list[tuple[int, BlockName]]] = {}
         overwritten: list[CommittedBlock] = []
         for index, row in enumerate(staging.rows):
-            if versions[row.block] != row.version:
+            if not self._is_whole(row):
                 overwritten.append(row)
                 continue
             for tier in row.targets:
@@ -247,14 +253,14 @@ class WriteThrough:
         return places - sum(each.for_pool for each in self._stagings.values())
 
     def _stage(self, now_ns: int) -> Effects:
-        limits, versions, effects = self._hierarchy.limits, self._versions, Effects()
+        limits, effects = self._hierarchy.limits, Effects()
         while len(self._stagings) < limits.stagings:
             next_rows = self._next_rows()
             if not next_rows:
                 break
-            rows = tuple([row for row in next_rows if versions[row.block] == row.version])
+            rows = tuple([row for row in next_rows if self._is_whole(row)])
             if len(rows) < len(next_rows):
-                overwritten = [row for row in next_rows if versions[row.block] != row.version]
+                overwritten = [row for row in next_rows if not self._is_whole(row)]
                 effects += self._give_up(overwritten, now_ns)
             if rows:
                 copy_id = next(self._copy_ids)
@@ -277,6 +283,10 @@ class WriteThrough:
                     return rows
             return []
         return _pop_first(self._waiting_for_pool or self._waiting, copy_blocks)
+
+    def _is_whole(self, row: CommittedBlock) -> bool:
+        """Whether the block holds what it is to be copied for."""
+        return self._versions[row.block] == row.version and row.number >= self._unwanted_blocks
 
     def _end_if_written(self, copy_id: int, now_ns: int) -> Effects:
         if self._stagings[copy_id].writing:

@@ -192,6 +192,14 @@ class BlockPool:
             self.sessions.committed(block, session)
         return True
 
+    def reset(self) -> None:
+        """Forget all cached content. What sequences own stays theirs, and is shared no more."""
+        self._free.update(dict.fromkeys(self.sessions.forget_all(), self.now_ns))
+        for digest, block in self._block_of.items():
+            self._hash_of[block] = None
+            self._removed.append(digest)
+        self._block_of.clear()
+
     def take_changes(self) -> BlockChanges | None:
         """What the pool stored and forgot since the last call; None when nothing."""
         if not self._removed and not self._stored:

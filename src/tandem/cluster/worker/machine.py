@@ -42,6 +42,7 @@ from tandem.messages.worker import (
     ImportsArrived,
     KvTransfersRequested,
     PrefillsArrived,
+    PrefixCacheReset,
     Refuse,
     ReportBlocks,
     RequestsAborted,
@@ -220,6 +221,8 @@ class WorkerMachine:
                 self._session_returning(event)
             case BlocksPrefetched():
                 self.sequences.end_prefetch(event)
+            case PrefixCacheReset():
+                self.sequences.pool.reset()
 
     def audit(self) -> None:
         """Assert that nothing is lost: every block, slot and sequence is accounted for."""

@@ -90,6 +90,15 @@ class SessionBlocks:
             del self._idle[session]
         return True
 
+    def forget_all(self) -> list[int]:
+        """What was in all blocks is gone, and with it the pauses. Gives those that were idle."""
+        idle = [block for blocks in self._idle.values() for block in blocks]
+        for kept in (self.private, self._blocks_of, self._returns_ns, self._idle):
+            kept.clear()
+        self._order.clear()
+        self.idle_blocks = 0
+        return idle
+
     def idle_of(self, session: bytes) -> int:
         """How many blocks of this session are idle."""
         return len(self._idle.get(session, ()))

@@ -273,6 +273,18 @@ class Gateway:
         if caller.session and self.machine.pauses is not None:
             self._loop.enqueue(ToolsCalled(caller.account, caller.session, tuple(tools)))
 
+    async def reset_prefix_cache(self, *, external: bool) -> None:
+        """See the port `Generator`. Raises `NotReady` where a process has not answered in time."""
+        if self._closed_because or self._task is None:
+            raise EngineFailed(self._closed_because or "the gateway has not started")
+        ended = asyncio.get_running_loop().create_future()
+        self._loop.reset_prefix_cache(external, ended)
+        await asyncio.wait({ended, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            raise EngineFailed(self._closed_because or "the gateway has ended")
+        if problem := ended.result():
+            raise NotReady(f"the prefix cache is not reset everywhere: {problem}")
+
     def metric_families(self) -> Iterable[MetricFamily]:
         """See the port `Generator`."""
         lost_turns = self._journal.lost_turns if self._journal is not None else 0

@@ -2,6 +2,7 @@
 effects on the channel and for the clients, and answers operators."""
 
 import logging
+from asyncio import Future
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from tandem.messages.gateway import (
     OperationEnded,
     PeerGone,
     PlanDecided,
+    PrefixCacheResetAsked,
     StartFailed,
     StartWorker,
     TimePassed,
@@ -71,10 +73,11 @@ SUBMITTED_TOGETHER = 16
 
 class OperatorRequests:
     """Requests of operators in progress: turns questions into events of the gateway machine, and
-    its ends into answers."""
+    its ends into answers. Those of this process have a future for the problem, if there is one."""
 
     def __init__(self) -> None:
         self._asked: dict[int, tuple[str, int]] = {}
+        self._own: dict[int, Future[str]] = {}
         self._serial = 0
 
     def ask(self, peer: str, message: OperatorMessage) -> Asked | None:
@@ -88,8 +91,17 @@ class OperatorRequests:
                 return AuditAsked(self._number(peer, question))
         return None
 
+    def reset_prefix_cache(self, external: bool, ended: Future[str]) -> PrefixCacheResetAsked:
+        """The event for a reset that this process wants."""
+        self._serial += 1
+        self._own[self._serial] = ended
+        return PrefixCacheResetAsked(self._serial, external)
+
     def ended(self, effect: OperationEnded | AuditEnded) -> tuple[str, Answer] | None:
-        """The peer that asked, and its answer."""
+        """The peer that asked, and its answer; None where there is none to send."""
+        own = self._own.pop(effect.operation_id, None)
+        if own is not None and not own.done():
+            own.set_result(effect.problem)
         asker = self._asked.pop(effect.operation_id, None)
         if asker is None:
             return None
@@ -156,6 +168,10 @@ class GatewayLoop:
 
     def enqueue(self, event: Input) -> None:
         self._inbox.enqueue(event)
+
+    def reset_prefix_cache(self, external: bool, ended: Future[str]) -> None:
+        """Have all processes forget what is cached; `ended` gets the problem, or nothing."""
+        self._inbox.enqueue(self._requests.reset_prefix_cache(external, ended))
 
     def open(self, channel: Channel) -> None:
         """Before the first turn: the way to workers and operators."""

@@ -24,6 +24,7 @@ from tandem.messages.gateway import (
     DrainAsked,
     GatewayEffect,
     PeerGone,
+    PrefixCacheResetAsked,
     SendToWorker,
     ShapesSimulated,
     StartFailed,
@@ -151,6 +152,7 @@ AsItIs = (
     | DrainAsked
     | UndrainAsked
     | AuditAsked
+    | PrefixCacheResetAsked
     | StartFailed
     | ShapesSimulated
     | ToolsCalled

@@ -1,5 +1,5 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for operators: adapters that are served
-as models of their own while the server runs."""
+"""What only operators may do over HTTP: serve LoRA adapters as models of their own, or no more, and
+have the prefix cache forgotten. Under vLLM's paths."""
 
 import msgspec
 from starlette.requests import Request
@@ -11,8 +11,11 @@ from tandem.api.errors import Refusal, Refused
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.request_body import read_body
 from tandem.api.requests import LoadAdapterBody, UnloadAdapterBody
-from tandem.api.responses import AdapterAnswer
+from tandem.api.responses import AdapterAnswer, StatusAnswer
+from tandem.facts.errors import InvalidRequest
 from tandem.facts.serving import AdapterModels
+
+JSON = "application/json"
 
 
 def adapter_endpoints(context: AppContext, adapters: AdapterModels) -> list[ApiEndpoint]:
@@ -54,13 +57,40 @@ def adapter_endpoints(context: AppContext, adapters: AdapterModels) -> list[ApiE
     ]
 
 
+def prefix_cache_endpoint(context: AppContext) -> ApiEndpoint:
+    """POST /reset_prefix_cache, with vLLM's query."""
+
+    async def reset_prefix_cache(request: Request) -> Response:
+        """Forgets all cached KV, so that prompts are computed anew: on the devices, and with
+        `reset_external=true` in host memory, on disks and in the shared pool as well. Requests
+        under way go on. For operators."""
+        check_operator(request)
+        if _flag(request, "reset_running_requests"):
+            problem = "is not supported: requests under way keep their KV"
+            raise InvalidRequest("reset_running_requests", problem)
+        await context.generator.reset_prefix_cache(external=_flag(request, "reset_external"))
+        return Response(msgspec.json.encode(StatusAnswer(status="reset")), media_type=JSON)
+
+    return ApiEndpoint(
+        "POST", "/reset_prefix_cache", reset_prefix_cache, "Server", answer=StatusAnswer
+    )
+
+
+def _flag(request: Request, name: str) -> bool:
+    """Raises `InvalidRequest`."""
+    value = request.query_params.get(name, "false").lower()
+    if value not in ("true", "false", "1", "0", ""):
+        raise InvalidRequest(name, "must be true or false")
+    return value in ("true", "1")
+
+
 def check_operator(request: Request) -> None:
     """Raises `Refused` with 403 for whoever has no operator's key: a path names files of the
-    server's machine."""
+    server's machine, and what is cached is everybody's."""
     if not request.scope.get(OPERATOR):
         problem = "only an operator may do this; send one of the keys in --operator-key-file"
         raise Refused(Refusal(403, problem, "operator_key_required"))
 
 
 def _answered(answer: AdapterAnswer) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return Response(msgspec.json.encode(answer), media_type=JSON)
