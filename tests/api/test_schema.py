@@ -24,7 +24,7 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-OPERATIONS = 20
+OPERATIONS = 21
 EXAMPLES = 12
 
 

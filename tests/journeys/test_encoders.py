@@ -8,7 +8,9 @@ import numpy as np
 import openai
 import pytest
 import torch
+from transformers import AutoModel, AutoTokenizer
 
+from tandem.config.environment import BUNDLED_MODEL
 from tests.journeys.serving import run_tandem, serving
 from tests.models.encoders.tiny import CLASSIFIERS, MODELS, build
 from tests.models.encoders.tokens import write_tokenizer
@@ -44,6 +46,8 @@ def server(oracles):
         f'{{"name": "ranks", "path": "{folders["ranks"]}", "max_queue_delay_ms": 2}}',
         f"labels={folders['labels']}",
         f"topics={folders['topics']}",
+        f'{{"name": "causal", "path": "{BUNDLED_MODEL}", "pooling": "mean", "normalize": false}}',
+        "--embeddings",
     ) as process:
         yield process
 
@@ -73,8 +77,8 @@ def vector(oracle, text: str) -> np.ndarray:
 
 
 def test_encoders_are_models_of_their_own(server, client):
-    assert "encoders: vectors, ranks, labels, topics" in server.greeting
-    assert [model.id for model in client.models.list()] == ["tandem-mini", *ENCODERS]
+    assert "encoders: vectors, ranks, labels, topics, causal, tandem-mini" in server.greeting
+    assert [model.id for model in client.models.list()] == ["tandem-mini", *ENCODERS, "causal"]
     assert client.models.retrieve("ranks").max_model_len == 96
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="ranks", messages=[{"role": "user", "content": "a"}])
@@ -103,6 +107,32 @@ def test_forms_of_embeddings(server, oracles):
         answer = post(server, "embeddings", input=given).json()
         assert answer["data"][0]["embedding"] == whole
         assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    """As transformers reads it."""
+    model = AutoModel.from_pretrained(BUNDLED_MODEL).float()
+    return AutoTokenizer.from_pretrained(BUNDLED_MODEL), model
+
+
+def test_the_served_model_and_other_decoders_give_embeddings(client, bundled):
+    tokenizer, model = bundled
+    with torch.inference_mode():
+        states = [model(**tokenizer([text], return_tensors="pt"))[0][0] for text in TEXTS]
+    for name, pooled in (
+        ("tandem-mini", [each[-1] / each[-1].norm() for each in states]),
+        ("causal", [each.mean(0) for each in states]),
+    ):
+        found = client.embeddings.create(model=name, input=TEXTS)
+        assert found.model == name
+        for each, expected in zip(found.data, pooled, strict=True):
+            assert np.allclose(each.embedding, expected, atol=TOLERANCE, rtol=0)
+    # It generates all the while.
+    chat = client.chat.completions.create(
+        model="tandem-mini", messages=[{"role": "user", "content": "7 + 5"}], max_tokens=4
+    )
+    assert chat.choices[0].message.content
 
 
 def test_documents_are_ranked_as_transformers_scores_them(server, oracles):
@@ -199,7 +229,7 @@ def test_what_cannot_be_is_said(server, path, body, field, words):
 def test_long_texts_are_cut_where_that_is_wished(server):
     answer = post(server, "embeddings", input="a " * 200, truncate_prompt_tokens=-1)
     assert answer.json()["usage"]["prompt_tokens"] == 96
-    missing = post(server, "embeddings", model="tandem-mini", input="a")
+    missing = post(server, "embeddings", model="tandem", input="a")
     assert missing.status_code == 404
     assert "vectors, ranks, labels, topics" in missing.json()["error"]["message"]
 

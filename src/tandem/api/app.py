@@ -189,13 +189,16 @@ def probe_endpoints(
         if context.adapters is not None:
             entries += [_adapter_entry(context, each) for each in context.adapters.served.values()]
         if context.encoders is not None:
-            entries += [_encoder_entry(each) for each in context.encoders.cards.values()]
+            served = context.generator.card.names
+            cards = context.encoders.cards
+            entries += [_encoder_entry(cards[name]) for name in cards if name not in served]
         return _json_response(ModelList(data=entries))
 
     async def retrieve_model(request: Request) -> Response:
         """One served name; it may contain slashes."""
         name: str = request.path_params["model"]
-        if context.encoders is not None and (card := context.encoders.cards.get(name)):
+        encoders = {} if context.encoders is None else context.encoders.cards
+        if name not in context.generator.card.names and (card := encoders.get(name)):
             return _json_response(_encoder_entry(card))
         context.check_model(name)
         entry = _entry(context, name)

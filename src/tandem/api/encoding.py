@@ -143,11 +143,14 @@ async def read_call(
 ) -> tuple[_Call, Body]:
     """The call and its body. Raises `Refused` also where no encoder has the name."""
     body = await read_body(request, body_type, context.config, held)
-    cards = encoders.cards
-    card = next(iter(cards.values())) if body.model is None else cards.get(body.model)
+    cards, names = encoders.cards, context.generator.card.names
+    if body.model is None:
+        card = next(iter(cards.values()), None)
+    else:
+        card = cards.get(names[0] if body.model in names else body.model)
     if card is None:
-        names = ", ".join(cards)
-        message = f"no encoder is called {(body.model or '')[:128]!r}; this server has {names}"
+        known = ", ".join(cards)
+        message = f"no encoder is called {(body.model or '')[:128]!r}; this server has {known}"
         raise Refused(Refusal(404, message, "model_not_found", "model"))
     return _Call(request, context, encoders, held, card), body
 

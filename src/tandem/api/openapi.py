@@ -1,9 +1,9 @@
 """Endpoints of the HTTP API, and the OpenAPI document made of them and of the very types that read
 and write the bodies."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from inspect import getdoc
 from typing import Any
@@ -35,7 +35,7 @@ _ERRORS = {
     500: "The server failed",
     503: "The engine is not ready or failed, or the server is full",
 }
-# Only a call that carries a body can meet these.
+# Only a call that may carry a body can meet these.
 _BODY_ERRORS = {403, 413, 415, 429}
 Handler = Callable[[Request], Awaitable[Response]]
 Document = dict[str, Any]
@@ -49,7 +49,7 @@ class ApiEndpoint:
     `path` is Starlette's, which may take parameters. `body` is the type of the JSON body, None
     for calls without one; `answer` that of the answer, None where it is a text of one of
     `text_types`; `events` those of a streamed answer's events, and `error` that of a refusal, in
-    the stream as well.
+    the stream as well. `query` has the JSON schemas of the parameters behind the path, by name.
     """
 
     method: str
@@ -61,6 +61,7 @@ class ApiEndpoint:
     events: Sequence[type[msgspec.Struct]] = ()
     error: type[msgspec.Struct] = responses.ErrorAnswer
     text_types: Sequence[str] = ("text/plain",)
+    query: Mapping[str, Document] = field(default_factory=dict)
 
     @property
     def route(self) -> Route:
@@ -108,8 +109,10 @@ def _operation(endpoint: ApiEndpoint) -> Document:
         "description": getdoc(endpoint.handler) or "",
         "operationId": _operation_id(name, endpoint),
     }
-    if names := endpoint.route.param_convertors:
-        operation["parameters"] = [_path_parameter(each) for each in names]
+    parameters = [_path_parameter(each) for each in endpoint.route.param_convertors]
+    parameters += [{"name": n, "in": "query", "schema": s} for n, s in endpoint.query.items()]
+    if parameters:
+        operation["parameters"] = parameters
     if endpoint.body is not None:
         example = requests.EXAMPLES[endpoint.body.__name__]
         media = {"schema": _reference(endpoint.body), "example": example}
@@ -134,7 +137,7 @@ def _responses(endpoint: ApiEndpoint) -> Document:
     error = {"application/json": {"schema": _reference(endpoint.error)}}
     answers: Document = {"200": {"description": "OK", "content": content}}
     for status, meaning in _ERRORS.items():
-        if endpoint.body is not None or status not in _BODY_ERRORS:
+        if endpoint.method == "POST" or status not in _BODY_ERRORS:
             answers[str(status)] = {"description": meaning, "content": error}
     if endpoint.answer is responses.StatusAnswer:
         answers["503"] = {"description": "Not now", "content": content}

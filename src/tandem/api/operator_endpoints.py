@@ -72,16 +72,24 @@ def prefix_cache_endpoint(context: AppContext) -> ApiEndpoint:
         return Response(msgspec.json.encode(StatusAnswer(status="reset")), media_type=JSON)
 
     return ApiEndpoint(
-        "POST", "/reset_prefix_cache", reset_prefix_cache, "Server", answer=StatusAnswer
+        "POST",
+        "/reset_prefix_cache",
+        reset_prefix_cache,
+        "Server",
+        answer=StatusAnswer,
+        query={
+            "reset_external": {"type": "boolean", "default": False},
+            "reset_running_requests": {"enum": [False], "default": False},
+        },
     )
 
 
 def _flag(request: Request, name: str) -> bool:
     """Raises `InvalidRequest`."""
     value = request.query_params.get(name, "false").lower()
-    if value not in ("true", "false", "1", "0", ""):
+    if value not in ("true", "false"):
         raise InvalidRequest(name, "must be true or false")
-    return value in ("true", "1")
+    return value == "true"
 
 
 def check_operator(request: Request) -> None:

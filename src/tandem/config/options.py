@@ -177,6 +177,11 @@ class ServeOptions(
         ),
     ] = ()
 
+    embeddings: Annotated[
+        bool,
+        _doc("Embeddings of the served model as well, under its own name.", "Encoders"),
+    ] = False
+
     cascade_model: Annotated[
         str,
         _doc("Smaller model, which tries each request first: a directory or a name.", "Cascade"),

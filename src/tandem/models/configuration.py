@@ -67,6 +67,28 @@ def parse_model_spec(config: Fields) -> ModelSpec:
     return spec
 
 
+def is_decoder(directory: Path) -> bool:
+    """Whether a directory calls itself a model of a family that generates, with a head or without.
+    Raises `InvalidConfiguration` where there is no config.json."""
+    architecture = _read_architecture(read_fields(directory / CONFIG_NAME))
+    return _with_head(architecture) in FAMILIES
+
+
+def read_headless_spec(directory: Path) -> ModelSpec:
+    """As `read_model_spec`, of a decoder that nobody asks for tokens: its embedding counts as its
+    head."""
+    config = read_fields(directory / CONFIG_NAME)
+    architecture = _with_head(_read_architecture(config))
+    config = Fields(config.label, {**config.values, "architectures": [architecture]})
+    return replace(parse_model_spec(config), tied_embeddings=True)
+
+
+def _with_head(architecture: str) -> str:
+    """As the same model is called where it has a head."""
+    family = architecture.removesuffix("Model")
+    return f"{family}ForCausalLM" if family != architecture else architecture
+
+
 def describe_model(config: Fields) -> ModelSpec:
     """The model of a config.json, whether the engine can run it or not. Raises
     `InvalidConfiguration` naming the field."""

@@ -48,6 +48,7 @@ _ELSEWHERE = {
         "only a server of one process has a model cascade",
     ),
     "encoder_models": "only a server of one process has encoders",
+    "embeddings": "only a server of one process has embeddings",
 }
 _FOR_ALL = ("revision", "served_model_name", "load_format", "seed")
 _OF_GATEWAYS = tuple(name.replace("-", "_") for name in OF_GATEWAYS)

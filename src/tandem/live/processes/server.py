@@ -33,9 +33,10 @@ from tandem.live.processes.cascade import (
     confidence_floor,
     plan_cascade,
 )
-from tandem.live.processes.encoders import load_encoders
+from tandem.live.processes.encoders import ModelBehind, load_encoders
 from tandem.live.processes.model import adapter_cache, load_model, plan_model
 from tandem.live.processes.speculation import proposer_maker
+from tandem.models.decoder import Decoder
 from tandem.observe.adapter_metrics import AdapterNames
 from tandem.observe.metrics import ShownAdapters
 from tandem.text.model import TextModel
@@ -70,16 +71,21 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     adapters = _adapters(large, options)
     priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
     names = dict if adapters is None else adapters.names
-    worker: LocalGenerator = _load(large, text, priorities, names)
+    decoder = _decoder(large)
+    worker: LocalGenerator = _worker(large, decoder, text, priorities, names)
     notes = _notes(large)
     if floor is not None and small is not None:
-        worker = Cascade(_load(small, text, priorities), worker, floor)
+        worker = Cascade(_worker(small, _decoder(small), text, priorities), worker, floor)
         said = f"cascade: {small.served_names[0]} answers where it is sure ({floor})"
         notes = (*notes, said, *_notes(small))
     api = api_config(options, large.planned.machine.api_keys)
     notes = (*notes, *_beside(large, adapters))
     served = (*large.served_names, *(() if adapters is None else adapters.served))
-    encoders = load_encoders(options, large.planned.plan.threads, served)
+    behind = ModelBehind(
+        *(large.served_names[0], large.planned.directory, decoder, text.tokenizer),
+        worker.card.context_tokens,
+    )
+    encoders = load_encoders(options, large.planned.plan.threads, served, behind)
     if encoders is not None:
         notes = (*notes, f"encoders: {', '.join(encoders.cards)}")
     return Server(worker, text, api, notes, log, adapters, encoders=encoders)
@@ -114,15 +120,19 @@ def _text_of(model: ServedModel) -> TextModel:
     )
 
 
-def _load(
+def _decoder(model: ServedModel) -> Decoder:
+    """Its weights are in memory from now on."""
+    return load_model(model.planned, model.options, model.planned.plan.threads)
+
+
+def _worker(
     model: ServedModel,
+    decoder: Decoder,
     text: TextModel,
     priorities: ClientPriorities,
     adapter_names: AdapterNames = dict,
 ) -> LocalWorker:
-    """Its weights are in memory from now on."""
     planned, plan = model.planned, model.planned.plan
-    decoder = load_model(planned, model.options, plan.threads)
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
     adapters = adapter_cache(planned, model.options)
     engine = Engine(

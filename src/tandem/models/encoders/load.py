@@ -1,13 +1,19 @@
-"""From the directory of an encoder to one that runs: checks the files, reads them."""
+"""From the directory of an encoder, or of a decoder that is read as one, to one that runs: checks
+the files, reads them."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import Tensor
 
 from tandem.facts.encoder import EncoderSpec, PoolingSpec
 from tandem.kernels.faces import Kernels
-from tandem.models.checkpoint import SafetensorsWeights
-from tandem.models.configuration import CONFIG_NAME
+from tandem.models.checkpoint import EVERY, SafetensorsWeights
+from tandem.models.configuration import CONFIG_NAME, read_headless_spec
+from tandem.models.decoder import Decoder
 from tandem.models.directory import read_fields
 from tandem.models.encoders.configuration import read_architecture, read_encoder_spec
+from tandem.models.encoders.decoder_encoder import LAST_TOKEN, DecoderEncoder
 from tandem.models.encoders.encoder import Encoder
 from tandem.models.encoders.parameters import (
     PREFIXES,
@@ -18,7 +24,9 @@ from tandem.models.encoders.parameters import (
 )
 from tandem.models.encoders.sentence_files import read_pooling
 from tandem.models.encoders.weights import assemble_encoder
-from tandem.models.weights import Assembly, WeightForm
+from tandem.models.load import EMBEDDING_AS_HEAD
+from tandem.models.parameters import TensorPart, all_parts, decoder_parts
+from tandem.models.weights import Assembly, WeightForm, assemble_weights
 
 # Of the heads of masked language models, which no encoder needs.
 WORD_HEADS = ("cls.", "lm_head.", "head.", "decoder.")
@@ -26,6 +34,8 @@ WORD_HEADS = ("cls.", "lm_head.", "head.", "decoder.")
 POSITION_IDS = "embeddings.position_ids"
 # Of a BERT's head that is not that of its labels.
 POOLER = "pooler."
+# Of a decoder's tensors; files that sentence-transformers wrote are without.
+BACKBONE = "model."
 
 
 def load_encoder(
@@ -48,6 +58,36 @@ def load_encoder(
         checkpoint.check(every_part, frozenset(ignored))
         weights = assemble_encoder(parts, Assembly(checkpoint, form, kernels.pack))
     return Encoder(spec, weights, kernels, pooling)
+
+
+def load_decoder_encoder(
+    directory: Path, form: WeightForm, kernels: Kernels, *, pooling: PoolingSpec | None = None
+) -> DecoderEncoder:
+    """Reads the weights of a decoder but for its head; `pooling` and errors as of `load_encoder`,
+    but that the last token is taken where nothing says how embeddings are pooled."""
+    spec = read_headless_spec(directory)
+    pooling = pooling or read_pooling(directory, LAST_TOKEN)
+    parts = all_parts(decoder_parts(spec))
+    with SafetensorsWeights(directory) as checkpoint:
+        prefix = BACKBONE if checkpoint.has(parts[0].name) else ""
+        source = _Renamed(checkpoint, prefix)
+        checkpoint.check([source.part_there(part) for part in parts], EMBEDDING_AS_HEAD)
+        weights = assemble_weights(spec, source, form, kernels.pack)
+    return DecoderEncoder(Decoder(spec, weights, kernels), pooling)
+
+
+@dataclass(frozen=True, slots=True)
+class _Renamed:
+    """A checkpoint whose tensors have another prefix."""
+
+    checkpoint: SafetensorsWeights
+    prefix: str
+
+    def part_there(self, part: TensorPart) -> TensorPart:
+        return replace(part, name=self.prefix + part.name.removeprefix(BACKBONE))
+
+    def read(self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
+        return self.checkpoint.read(self.part_there(part), rows, columns)
 
 
 def _spelling(spec: EncoderSpec, checkpoint: SafetensorsWeights) -> Spelling:

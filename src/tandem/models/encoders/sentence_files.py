@@ -20,13 +20,16 @@ MODES: dict[str, PoolingMode] = {
     "mean": "mean",
 }
 
+# What most encoders are used with, where nothing is said.
+MEAN = PoolingSpec()
 
-def read_pooling(directory: Path) -> PoolingSpec:
-    """Of a directory without such files: the mean, not normalised. Raises `InvalidConfiguration`
-    for modules that are not supported."""
+
+def read_pooling(directory: Path, default: PoolingSpec = MEAN) -> PoolingSpec:
+    """Of a directory without such files: the `default`. Raises `InvalidConfiguration` for modules
+    that are not supported."""
     if not (directory / MODULES_NAME).is_file():
-        return PoolingSpec()
-    pooling = PoolingSpec()
+        return default
+    pooling = MEAN
     for module in read_objects(directory / MODULES_NAME):
         # The module's class under the package that had it when the file was written.
         kind = module.text("type", "").rsplit(".", 1)[-1]
