@@ -1,9 +1,17 @@
 """The completions endpoint and the token endpoints, over a socket."""
 
+from functools import partial
+
 import openai
 import pytest
 
+from tandem.api.app import build_app
+from tandem.api.config import ApiConfig
 from tandem.facts.request import FinishReason
+from tandem.text.model import TextModel
+from tests.api.scripted_generator import ScriptedGenerator
+from tests.api.server import client_of
+from tests.text.tiny_checkpoint import write_checkpoint
 
 
 def complete(client, **fields):
@@ -32,6 +40,42 @@ def test_all_forms_of_prompt(client, generator, text, prompt, count):
     assert len({request.request_id for request in generator.requests}) == 2 * count
     assert len({request.sampling.seed for request in generator.requests}) == 2
     assert answer.usage.prompt_tokens == sum(len(tokens) for tokens in prompts[0::2])
+
+
+MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+
+
+@pytest.mark.parametrize("marks", MARKS)
+def test_a_model_with_tokens_for_it_fills_in_the_middle(tmp_path, marks):
+    text = TextModel.load(write_checkpoint(tmp_path, marks, add_bos_token=True))
+    generator = ScriptedGenerator(text)
+    prefix, suffix, middle = map(text.tokenizer.token_id, marks)
+    tokens = partial(text.tokenizer.encode, add_special_tokens=False)
+    (begin,) = text.tokenizer.encode("", add_special_tokens=True)
+    with client_of(build_app(generator, text, ApiConfig(max_choices=4))) as http:
+        prompts = ["the quick", list(tokens("lazy dog"))]
+        for prompt in prompts:
+            body = {"prompt": prompt, "suffix": "jumps over"}
+            answer = http.post("/v1/completions", json=body).json()
+            assert answer["choices"][0]["text"] == "hello world"
+        for request, before in zip(generator.requests, ("the quick", "lazy dog"), strict=True):
+            middles = (prefix, *tokens(before), suffix, *tokens("jumps over"), middle)
+            assert tuple(request.prompt_tokens) == (begin, *middles)
+        for field, value in (("echo", True), ("truncate_prompt_tokens", 3)):
+            refused = http.post("/v1/completions", json=body | {field: value})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == field
+        long = http.post("/v1/completions", json=body | {"suffix": "over " * 5000})
+        assert long.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_model_without_such_tokens_says_so(client):
+    with pytest.raises(openai.BadRequestError, match="fill in a middle"):
+        complete(client, suffix="x")
+    assert complete(client, suffix="").choices[0].text == "hello world"
 
 
 def test_whole_numbers_may_be_written_as_floats(http, generator):

@@ -14,6 +14,7 @@ from tandem.api.config import ApiConfig
 from tandem.api.reasoning_effort import template_arguments
 from tandem.api.request_body import decode_json, nested_deeper
 from tandem.api.requests import ChatBody, CompletionBody, GenerationBody, TokenizeBody
+from tandem.api.unsupported_fields import unsupported
 from tandem.facts.errors import InvalidRequest, PromptTooLong
 from tandem.facts.serving import ModelCard
 from tandem.text.chat import ChatOptions
@@ -32,6 +33,8 @@ def completion_prompts(body: CompletionBody, text: TextModel, card: ModelCard) -
     """Each prompt of a completion call, in order. Raises `InvalidRequest`."""
     specials = body.add_special_tokens is not False
     limit_tokens = read_limit(body, card.context_tokens)
+    if body.suffix:
+        return _middles(body, text, card)
 
     def read(prompt: str | list[int]) -> Tokens:
         if isinstance(prompt, str):
@@ -44,6 +47,30 @@ def completion_prompts(body: CompletionBody, text: TextModel, card: ModelCard) -
         return _compact(prompt)
 
     return [read(prompt) for prompt in _prompt_list(body.prompt)]
+
+
+def _middles(body: CompletionBody, text: TextModel, card: ModelCard) -> list[Tokens]:
+    """Prompts whose answers stand before the suffix. Raises `InvalidRequest` and `Refused`."""
+    if text.middle is None:
+        problem = "is not supported by this model: it has no tokens to fill in a middle with"
+        raise unsupported("suffix", problem)
+    if body.echo or body.truncate_prompt_tokens is not None:
+        field = "echo" if body.echo else "truncate_prompt_tokens"
+        raise InvalidRequest(field, "cannot be combined with suffix")
+    tokenizer, limit_tokens = text.tokenizer, card.context_tokens
+    suffix = tokenizer.encode_within(body.suffix or "", limit_tokens, add_special_tokens=False)
+    begin = tokenizer.encode("", add_special_tokens=body.add_special_tokens is not False)
+    found: list[Tokens] = []
+    for prompt in _prompt_list(body.prompt):
+        if isinstance(prompt, str):
+            prefix = tokenizer.encode_within(prompt, limit_tokens, add_special_tokens=False)
+        else:
+            check_tokens("prompt", prompt, card)
+            prefix = tuple(prompt)
+        found.append(_compact([*begin, *text.middle.prompt(prefix, suffix)]))
+        if len(found[-1]) >= limit_tokens:
+            raise PromptTooLong(len(found[-1]), limit_tokens)
+    return found
 
 
 def read_limit(body: GenerationBody, context_tokens: int) -> int:

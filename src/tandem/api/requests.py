@@ -275,6 +275,13 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
             "Longest answer. Default: 16; what the context has left bounds it. 0 with echo: none."
         ),
     ] = None
+    suffix: Annotated[
+        str | None,
+        means(
+            "What comes behind the answer, which then stands between prompt and suffix; for models "
+            "with tokens for that."
+        ),
+    ] = None
     echo: Annotated[
         bool | None,
         means("Puts the prompt before the answer, and with logprobs its own before the others."),

@@ -12,6 +12,7 @@ from tandem.text.call_markup import PYTHON_TAG, TAGS, shown_format, written_call
 from tandem.text.chat import ChatTemplate
 from tandem.text.detokenize import Detokenizer, TokenBytes, detokenizer
 from tandem.text.files import read_chat_templates, read_json
+from tandem.text.fill_in_middle import FillInMiddle, fill_in_middle
 from tandem.text.grammars import LlGuidanceGrammars
 from tandem.text.reasoning import (
     END_THINK_TAG,
@@ -41,7 +42,8 @@ class TextModel:
     `chat` is None for a checkpoint without a template, `default_template` the text of the usual
     one, `templates` that of all; `tool_format` None where they do not show which calls the model
     writes, `reasoning` where not that it reasons. `client_text` keeps what clients of a chat write
-    text; `grammars` are of answers that have to have a form.
+    text; `grammars` are of answers that have to have a form; `middle` is None where the model
+    cannot fill in what stands between two texts.
     """
 
     tokenizer: Tokenizer
@@ -54,6 +56,7 @@ class TextModel:
     reasoning: ReasoningFormat | None
     client_text: ClientText
     grammars: LlGuidanceGrammars
+    middle: FillInMiddle | None
 
     @classmethod
     def load(
@@ -76,6 +79,7 @@ class TextModel:
             reasoning=_reasoning(reasoning_parser, "".join(templates.values())),
             client_text=client_text(tokenizer, templates, chat.cuts if chat else ()),
             grammars=LlGuidanceGrammars(tokenizer),
+            middle=fill_in_middle(tokenizer),
         )
 
     @property
