@@ -20,7 +20,7 @@ RECALL = (
 
 @pytest.fixture(scope="module")
 def server():
-    with serving("--max-num-seqs", "8") as process:
+    with serving("--max-num-seqs", "8", "--max-choices", "100") as process:
         yield process
 
 
@@ -51,6 +51,13 @@ def test_a_chat_is_answered_in_words_and_ends_by_itself(client):
     answer = ask(client, "Hello!", temperature=0).choices[0]
     assert answer.finish_reason == "stop"
     assert len(answer.message.content.split()) >= 2
+
+
+def test_a_call_may_start_as_many_sequences_as_the_operator_allows(client):
+    answer = ask(client, "Hello!", n=100, max_tokens=1)
+    assert [each.index for each in answer.choices] == list(range(100))
+    with pytest.raises(openai.BadRequestError, match="more than 100"):
+        ask(client, "Hello!", n=101, max_tokens=1)
 
 
 def test_greedy_streamed_and_batched_answers_are_one_and_the_same(client):

@@ -75,11 +75,10 @@ class ApiConfig:
     No `api_keys` means open to everyone; `tenants` says whose some of them are, by key; more of
     both stand in `key_files`.
     Operators send a key of `operator_key_files`; without them, nobody may do what is theirs alone.
-    `max_choices` bounds the sequences that one call starts
-    (prompts times n), `max_scaling_samples` those of one with `scaling` (0: there is none).
-    `allowed_origins` are the web pages that may call from a browser.
-    `allowed_hosts` are the names that the Host header may have, besides addresses in numbers;
-    none means any name.
+    `max_choices` bounds the sequences that one call starts (prompts times n), `max_scaling_samples`
+    those of one with `scaling` (0: there is none).
+    `allowed_origins` are the web pages that may call from a browser. `allowed_hosts` are the names
+    that the Host header may have, besides addresses in numbers; none means any name.
     `max_body_bytes` None derives the largest body from the context. `answer_bytes` are what the
     answers of all calls that do not stream may hold; one call, half of it. With
     `parse_special_tokens` a client's text in a chat may spell special tokens, as in version 0.4.

@@ -37,6 +37,7 @@ def api_config(
         allowed_hosts=_allowed_hosts(options),
         max_body_bytes=options.max_body_mib << 20 or None,
         answer_bytes=options.max_answers_mib << 20,
+        max_choices=options.max_choices,
         max_scaling_samples=options.max_scaling_samples,
         parse_special_tokens=options.parse_special_tokens,
         response_cache=ResponseCacheConfig(options.response_cache_mib << 20, cached_tenants),

@@ -219,7 +219,8 @@ class ServeOptions(
     operator_key_file: Annotated[
         tuple[str, ...],
         _of_gateways(
-            "File of keys of operators, one a line, who may load and unload adapters; repeat."
+            "File of keys of operators, one a line, who may load adapters and reset the prefix "
+            "cache; repeat."
         ),
     ] = ()
     allow_client_priority: Annotated[
@@ -299,6 +300,12 @@ class ServeOptions(
         float,
         _of_gateways("Hours after which one that nobody has used is forgotten.", gt=0, le=8760),
     ] = 24.0
+    max_choices: Annotated[
+        int,
+        _of_gateways(
+            "Sequences of one call at most: its prompts times n, best_of or beams.", ge=1, le=4096
+        ),
+    ] = 64
     max_scaling_samples: Annotated[
         int,
         _of_gateways("Samples of a call with `scaling` at most; 0: no such calls.", ge=0, le=64),
