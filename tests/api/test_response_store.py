@@ -22,7 +22,7 @@ def clock():
 
 
 def store_of(clock, **limits) -> ResponseStore:
-    return ResponseStore(ResponseStoreConfig(**limits), clock)
+    return ResponseStore(ResponseStoreConfig(**limits), now_s=clock)
 
 
 def keep(store, name, owner="a", previous=None, size=0) -> None:

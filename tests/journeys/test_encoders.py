@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModel, AutoTokenizer
 
 from tandem.config.environment import BUNDLED_MODEL
@@ -107,6 +108,27 @@ def test_forms_of_embeddings(server, oracles):
         answer = post(server, "embeddings", input=given).json()
         assert answer["data"][0]["embedding"] == whole
         assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_metrics_tell_encoders_apart(server):
+    for name, texts in (("vectors", TEXTS), ("labels", TEXTS[:1])):
+        post(server, "embeddings", model=name, input=texts)
+    page = httpx2.get(f"{server.url}/metrics").text
+    values = {
+        (sample.name, sample.labels["model_name"], sample.labels.get("outcome")): sample.value
+        for each in text_string_to_metric_families(page)
+        if each.name.startswith("tandem:encoder_")
+        for sample in each.samples
+        if "le" not in sample.labels
+    }
+    for name in ENCODERS:
+        encoded = values["tandem:encoder_texts_total", name, "encoded"]
+        assert values["tandem:encoder_queue_time_seconds_count", name, None] == encoded
+        assert values["tandem:encoder_batch_texts_sum", name, None] == encoded
+        assert values["tandem:encoder_texts_waiting", name, None] == 0
+    assert values["tandem:encoder_texts_total", "vectors", "encoded"] >= len(TEXTS)
+    assert values["tandem:encoder_tokens_total", "vectors", None] > len(TEXTS)
+    assert page.count("# TYPE tandem:encoder_texts_total ") == 1
 
 
 @pytest.fixture(scope="module")

@@ -168,3 +168,35 @@ def test_batches_of_a_real_encoder_give_what_each_text_gives_alone(tmp_path):
     for each, found in zip(texts, asyncio.run(run()), strict=True):
         alone = encoder.embed(batch_of([each], encoder.device))[0].numpy()
         assert np.array_equal(found, alone)
+
+
+def test_metrics_say_what_became_of_texts():
+    async def run():
+        async with Running(DynamicBatching(max_batch_size=2), most_waiting=3) as running:
+            first = running.ask(5)
+            await running.encoder.begun.wait()
+            waiting, gone = running.ask(2, 3), running.ask(4)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            refused = running.ask(6)
+            with pytest.raises(Overloaded):
+                await refused
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            running.encoder.permits.release()
+            running.encoder.permits.release()
+            await asyncio.gather(first, waiting)
+            samples = {
+                (sample.name, sample.labels.get("outcome")): sample.value
+                for each in running.live.metrics.families()
+                for sample in each.samples
+            }
+            ends = [
+                samples["encoder_texts_total", end] for end in ("encoded", "refused", "aborted")
+            ]
+            assert ends == [3, 1, 1]
+            assert samples["encoder_tokens_total", None] == 10
+            assert samples["encoder_batch_texts_count", None] == 2
+
+    asyncio.run(run())

@@ -80,7 +80,7 @@ def build_app(
         intake,
         ResponseBudget(config.answer_bytes),
         cache or ResponseCache(config.response_cache, generator.card.names[0]),
-        ResponseStore(config.response_store),
+        ResponseStore(config.response_store, generator.card.names[0]),
         CallMetrics(generator.card.names[0]),
         adapters,
         encoders,
@@ -229,6 +229,8 @@ def probe_endpoints(
             context.generator.metric_families(),
             context.calls.families(),
             context.response_cache.metric_families(),
+            context.response_store.metric_families(),
+            () if context.encoders is None else context.encoders.metric_families(),
             () if lost_lines is None else lost_lines.collect(),
         )
         text, content_type = metrics_page(

@@ -6,8 +6,10 @@ tenant, or a key of nobody in particular) never sees another's. Nothing of it is
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from tandem.api.clock_and_entropy import monotonic_s
 from tandem.api.config import ResponseStoreConfig
@@ -46,12 +48,16 @@ class ResponseGone(Exception):
 
 
 class ResponseStore:
-    """Use it from one event loop."""
+    """Use it from one event loop. Metrics are of the model of that name."""
 
     def __init__(
-        self, config: ResponseStoreConfig, now_s: Callable[[], float] = monotonic_s
+        self,
+        config: ResponseStoreConfig,
+        model_name: str = "",
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._config = config
+        self._model_name = model_name
         self._now_s = now_s
         # In the order in which they were used, over all owners.
         self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -63,6 +69,18 @@ class ResponseStore:
     @property
     def held_bytes(self) -> int:
         return self._shares.held
+
+    def metric_families(self) -> Iterable[Metric]:
+        """At this moment; none where nothing is ever kept."""
+        if not self._config.limit_bytes:
+            return
+        for name, text, value in (
+            ("responses", "Responses that later calls may go on from", len(self)),
+            ("bytes", "Memory of these responses", self.held_bytes),
+        ):
+            metric = GaugeMetricFamily(f"response_store_{name}", text, labels=("model_name",))
+            metric.add_metric((self._model_name,), value)
+            yield metric
 
     def begin(self, owner: str, response_id: str, previous: str | None, items: bytes) -> bool:
         """Keeps the input of a response that is being made: from now on it counts like any other,

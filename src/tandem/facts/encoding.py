@@ -1,6 +1,6 @@
 """The port between the API server and the encoders that are served beside the model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.facts.encoder import EncodedText, HeadSpec
+from tandem.facts.serving import MetricFamily
 
 # A text, two of which the second is judged by the first (a query and a document), or the tokens of
 # a text.
@@ -39,6 +40,10 @@ class Encoders(Protocol):
     @property
     def failed(self) -> bool:
         """One of them broke: only a restart helps."""
+        ...
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """What Prometheus may know of all of them, at this moment."""
         ...
 
     def read(

@@ -17,7 +17,7 @@ from tandem.cluster.encoding.batcher import EncodingBatcher, EncodingEffect, Enc
 from tandem.facts.encoder import EncodedText
 from tandem.facts.encoding import Numbers, Wanted
 from tandem.facts.errors import EngineFailed, Overloaded
-from tandem.live.clock import NS_PER_S
+from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.engine_thread import WorkQueueThread
 from tandem.messages.encoding import (
@@ -30,6 +30,7 @@ from tandem.messages.encoding import (
     RefuseEncodings,
 )
 from tandem.models.encoders.batch import EncoderBatch, batch_of
+from tandem.observe.encoder_metrics import EncoderMetrics, TextEnd
 from tandem.policy.dynamic_batching import DynamicBatching
 
 logger = logging.getLogger(__name__)
@@ -51,29 +52,37 @@ class BatchEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A text that somebody waits for."""
+    """A text that somebody waits for since `arrived_ns`."""
 
     text: EncodedText
     wanted: Wanted
     answer: "asyncio.Future[Numbers]"
+    arrived_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
     number: int
     asked: tuple[_Asked, ...]
+    began_ns: int
 
 
 class LiveEncoder:
     """Use it from one event loop, between `start` and `stop`. At most `most_waiting` texts wait.
-    `threads` bounds the CPU threads of a batch (0: as torch has it)."""
+    `threads` bounds the CPU threads of a batch (0: as torch has it). Metrics have `name`."""
 
     def __init__(
-        self, encoder: BatchEncoder, batching: DynamicBatching, most_waiting: int, threads: int = 0
+        self,
+        encoder: BatchEncoder,
+        batching: DynamicBatching,
+        most_waiting: int,
+        threads: int = 0,
+        name: str = "",
     ) -> None:
         self._encoder = encoder
         self._threads = threads
         self._machine = EncodingBatcher(batching, most_waiting)
+        self.metrics = EncoderMetrics(name, lambda: self._machine.waiting)
         self._inbox = EventInbox[EncodingEvent]()
         self._numbers = count()
         # All whose batch has not begun, by the number that the machine knows them by.
@@ -119,8 +128,11 @@ class LiveEncoder:
             raise EngineFailed(self._closed_because)
         if not texts:
             return []
-        loop = asyncio.get_running_loop()
-        asked = {next(self._numbers): _Asked(text, wanted, loop.create_future()) for text in texts}
+        loop, arrived_ns = asyncio.get_running_loop(), now_ns()
+        asked = {
+            next(self._numbers): _Asked(text, wanted, loop.create_future(), arrived_ns)
+            for text in texts
+        }
         self._waiting |= asked
         numbers, tokens = tuple(asked), tuple(len(text.token_ids) for text in texts)
         timeout_ns = int(timeout_s * NS_PER_S)
@@ -131,6 +143,7 @@ class LiveEncoder:
         finally:
             left = tuple(number for number in numbers if self._waiting.pop(number, None))
             if left:
+                self.metrics.texts_left(len(left), TextEnd.ABORTED)
                 self._inbox.enqueue(EncodingsCancelled(left))
             for answer in answers:
                 # The errors of others of the call, of which one was raised.
@@ -139,21 +152,26 @@ class LiveEncoder:
                 answer.cancel()
 
     def _perform(self, effects: Sequence[EncodingEffect], instant_ns: int) -> None:
-        del instant_ns
         for effect in effects:
             match effect:
                 case EncodeBatch(number, texts):
                     # Whoever left in this very turn is encoded for nobody.
                     found = (self._waiting.pop(text, None) for text in texts)
-                    batch = _Batch(number, tuple(each for each in found if each is not None))
+                    asked = tuple(each for each in found if each is not None)
+                    batch = _Batch(number, asked, instant_ns)
+                    waited_ns = [instant_ns - each.arrived_ns for each in asked]
+                    self.metrics.batch_began(each / NS_PER_S for each in waited_ns)
                     self._running[number] = batch
                     self._thread.submit(batch)
                 case RefuseEncodings(texts):
-                    self._refuse(texts, "too many texts are waiting to be encoded")
+                    problem = "too many texts are waiting to be encoded"
+                    self._refuse(texts, TextEnd.REFUSED, problem)
                 case ExpireEncodings(texts):
-                    self._refuse(texts, "a text was not encoded within its time")
+                    problem = "a text was not encoded within its time"
+                    self._refuse(texts, TextEnd.EXPIRED, problem)
 
-    def _refuse(self, texts: Sequence[int], problem: str) -> None:
+    def _refuse(self, texts: Sequence[int], end: TextEnd, problem: str) -> None:
+        self.metrics.texts_left(len(texts), end)
         for text in texts:
             asked = self._waiting.pop(text, None)
             if asked is not None and not asked.answer.done():
@@ -180,6 +198,9 @@ class LiveEncoder:
         return done
 
     def _encoded_batch(self, batch: _Batch, numbers: Sequence[tuple[_Asked, Numbers]]) -> None:
+        tokens = sum(len(asked.text.token_ids) for asked, _ in numbers)
+        seconds = (now_ns() - batch.began_ns) / NS_PER_S
+        self.metrics.batch_ended(len(numbers), tokens, seconds)
         for asked, found in numbers:
             if not asked.answer.done():
                 asked.answer.set_result(found)

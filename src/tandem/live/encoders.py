@@ -1,12 +1,14 @@
 """The encoders of a server, by name: texts become tokens here, and what `LiveEncoder` makes of
 these."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tandem.facts.encoder import EncodedText
 from tandem.facts.encoding import EncoderCard, EncoderInput, Numbers, Wanted
 from tandem.facts.errors import InvalidRequest
+from tandem.facts.serving import MetricFamily
 from tandem.live.encoder import LiveEncoder
 from tandem.text.encoder_input import encode_inputs
 from tandem.text.tokenizer import Tokenizer
@@ -36,6 +38,10 @@ class LiveEncoders:
     def failed(self) -> bool:
         """One of them broke: only a restart helps."""
         return any(each.live.failed for each in self._served.values())
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """See the port."""
+        return chain.from_iterable(each.live.metrics.families() for each in self._served.values())
 
     def start(self) -> None:
         """On the event loop."""

@@ -107,5 +107,5 @@ def _served(
         spec.hidden_features,
         spec.head if isinstance(spec, EncoderSpec) else None,
     )
-    live = LiveEncoder(encoder, wanted.batching, wanted.max_queue_size, threads)
+    live = LiveEncoder(encoder, wanted.batching, wanted.max_queue_size, threads, wanted.name)
     return ServedEncoder(card, tokenizer, live)
