@@ -32,13 +32,20 @@ class PoolingSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSpec:
-    """A classification head: pooled states through a dense layer, `activation`, a norm if `normed`
-    and a linear layer with one score a label. `problem` says what scores are: logits of a softmax
-    over all labels, a logit of each label, or plain numbers."""
+class LabelSpec:
+    """What scores are given for. `problem` says what they are: logits of a softmax over all labels,
+    a logit of each label, or plain numbers."""
 
     labels: tuple[str, ...]
     problem: LabelProblem
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """The classification head of an encoder: pooled states through a dense layer, `activation`, a
+    norm if `normed` and a linear layer with one score a label of `scored`."""
+
+    scored: LabelSpec
     pooling: PoolingMode
     activation: HeadActivation
     dense_bias: bool = True

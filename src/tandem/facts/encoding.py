@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.facts.encoder import EncodedText, HeadSpec
+from tandem.facts.encoder import EncodedText, LabelSpec
 from tandem.facts.serving import MetricFamily
 
 # A text, two of which the second is judged by the first (a query and a document), or the tokens of
@@ -28,7 +28,7 @@ class EncoderCard:
     context_tokens: int
     vocabulary_tokens: int
     features: int
-    head: HeadSpec | None = None
+    head: LabelSpec | None = None
 
 
 class Encoders(Protocol):

@@ -25,6 +25,7 @@ from tandem.models.directory import Fields, read_fields
 from tandem.models.families import ARCHITECTURE_OF_TYPE, FAMILIES, Traits, read_unknown
 
 CONFIG_NAME = "config.json"
+CLASSIFIER = "ForSequenceClassification"
 SILU = ("silu", "swish")
 DEFAULT_THETA = 10_000.0
 UNSCALED_ROPE = ("default", "none")
@@ -68,8 +69,8 @@ def parse_model_spec(config: Fields) -> ModelSpec:
 
 
 def is_decoder(directory: Path) -> bool:
-    """Whether a directory calls itself a model of a family that generates, with a head or without.
-    Raises `InvalidConfiguration` where there is no config.json."""
+    """Whether a directory calls itself a model of a family that generates, with its head, with one
+    for labels, or without. Raises `InvalidConfiguration` where there is no config.json."""
     architecture = _read_architecture(read_fields(directory / CONFIG_NAME))
     return _with_head(architecture) in FAMILIES
 
@@ -83,10 +84,17 @@ def read_headless_spec(directory: Path) -> ModelSpec:
     return replace(parse_model_spec(config), tied_embeddings=True)
 
 
+def is_classifier(directory: Path) -> bool:
+    """Whether what is in a directory has a head for labels."""
+    return _read_architecture(read_fields(directory / CONFIG_NAME)).endswith(CLASSIFIER)
+
+
 def _with_head(architecture: str) -> str:
     """As the same model is called where it has a head."""
-    family = architecture.removesuffix("Model")
-    return f"{family}ForCausalLM" if family != architecture else architecture
+    for ending in ("Model", CLASSIFIER):
+        if architecture.endswith(ending):
+            return architecture.removesuffix(ending) + "ForCausalLM"
+    return architecture
 
 
 def describe_model(config: Fields) -> ModelSpec:

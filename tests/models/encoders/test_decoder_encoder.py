@@ -8,12 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-from tandem.facts.encoder import PoolingSpec
+from tandem.facts.encoder import LabelSpec, PoolingSpec
 from tandem.facts.errors import InvalidConfiguration
 from tandem.models.configuration import is_decoder
 from tandem.models.encoders.load import load_decoder_encoder
 from tests.models.encoders.batches import FP32, ragged, text_of, texts_of
+from tests.models.tiny import SIZES
 
 TOLERANCE = 3e-5
 DECODERS = ("gemma", "llama_biased", "mistral_window", "qwen2", "qwen3", "qwen3_tied")
@@ -94,3 +96,36 @@ def test_the_files_of_sentence_transformers_say_how_it_is_pooled(checkpoints, ke
     found = load(folder, kernels).embed(ragged([text]))[0]
     expected = states(checkpoints("qwen3").oracle, text).mean(0)
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A reranker of one label, and what transformers makes of it."""
+    folder = tmp_path_factory.mktemp("classifier")
+    options = {"num_key_value_heads": 2, "head_dim": 32, "num_labels": 1, "pad_token_id": 0}
+    torch.manual_seed(3)
+    model = Qwen3ForSequenceClassification(Qwen3Config(**SIZES, **options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def test_scores_of_labels(classifier, kernels):
+    folder, oracle = classifier
+    assert is_decoder(folder)
+    encoder, texts = load(folder, kernels), texts_of(5)
+    assert encoder.labels == LabelSpec(("LABEL_0",), "regression")
+    with torch.inference_mode():
+        expected = [oracle(torch.tensor([text.token_ids])).logits[0] for text in texts]
+    found = encoder.scores(ragged(texts))
+    torch.testing.assert_close(found, torch.stack(expected), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_decoder_without_labels_has_no_scores(checkpoints, kernels):
+    encoder = load(checkpoints("qwen3").directory, kernels)
+    assert encoder.labels is None
+    with pytest.raises(AssertionError):
+        encoder.scores(ragged(texts_of(1)))

@@ -46,7 +46,7 @@ def test_scores(encoders, kernels, name):
     expected = oracle_scores(texts, checkpoint.oracle)
     assert expected.std() > 0.1
     found = encoder.scores(ragged(texts))
-    assert found.shape == (len(texts), len(encoder.spec.head.labels))
+    assert found.shape == (len(texts), len(encoder.labels.labels))
     assert_close(found, expected)
     # The encoder below the head gives vectors, too.
     vectors = oracle_vectors(texts, checkpoint.oracle, "mean")

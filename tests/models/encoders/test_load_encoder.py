@@ -150,11 +150,11 @@ def test_heads_are_described(encoders):
         return read_encoder_spec(encoders(name).directory).head
 
     assert head("bert") is None
-    assert head("bert_labels").labels == ("no", "maybe", "yes")
-    assert head("bert_labels").problem == "multi_label_classification"
-    assert head("roberta_labels").labels == ("LABEL_0", "LABEL_1")
-    assert head("roberta_labels").problem == "single_label_classification"
-    assert head("xlm_roberta_score").problem == "regression"
+    assert head("bert_labels").scored.labels == ("no", "maybe", "yes")
+    assert head("bert_labels").scored.problem == "multi_label_classification"
+    assert head("roberta_labels").scored.labels == ("LABEL_0", "LABEL_1")
+    assert head("roberta_labels").scored.problem == "single_label_classification"
+    assert head("xlm_roberta_score").scored.problem == "regression"
     assert head("modernbert_labels").pooling == "cls"
     assert head("modernbert_mean").pooling == "mean"
 

@@ -8,7 +8,6 @@ import torch
 
 from tandem.config.encoders import OPTION, EncoderOptions, encoder_options
 from tandem.config.options import ServeOptions
-from tandem.facts.encoder import EncoderSpec
 from tandem.facts.encoding import EncoderCard
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kernels.faces import choose_kernels
@@ -105,7 +104,7 @@ def _served(
         context_tokens,
         spec.vocabulary_tokens,
         spec.hidden_features,
-        spec.head if isinstance(spec, EncoderSpec) else None,
+        encoder.labels,
     )
     live = LiveEncoder(encoder, wanted.batching, wanted.max_queue_size, threads, wanted.name)
     return ServedEncoder(card, tokenizer, live)

@@ -15,6 +15,7 @@ from tandem.facts.encoder import (
     HeadActivation,
     HeadSpec,
     LabelProblem,
+    LabelSpec,
     PoolingMode,
 )
 from tandem.facts.errors import InvalidConfiguration
@@ -204,13 +205,18 @@ def _read_head(
 ) -> HeadSpec | None:
     if architecture.head != "labels":
         return None
+    return HeadSpec(read_label_spec(config), pooling, activation)
+
+
+def read_label_spec(config: Fields) -> LabelSpec:
+    """What a classifier's scores are of. Raises `InvalidConfiguration`."""
     labels = _read_labels(config)
     default = "regression" if len(labels) == 1 else "single_label_classification"
     named = config.text("problem_type", default)
     problem = next((each for each in PROBLEMS if each == named), None)
     if problem is None:
         config.refuse("problem_type", f"one of {', '.join(PROBLEMS)}")
-    return HeadSpec(labels, problem, pooling, activation)
+    return LabelSpec(labels, problem)
 
 
 def _read_labels(config: Fields) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """A decoder read as an encoder: a text becomes the hidden states of its tokens, each of which has
-seen those before it, behind the final norm (as Qwen3-Embedding or E5-mistral are used).
+seen those before it, behind the final norm (as Qwen3-Embedding or E5-mistral are used); or scores
+of labels, which the last token has (as in rerankers and reward models).
 
-Axes: T packed tokens, D sequences, C hidden, B blocks, K kv heads, S slots a block, E head dim.
+Axes: T packed tokens, D sequences, C hidden, B blocks, K kv heads, S slots a block, E head dim, L
+labels.
 """
 
 from dataclasses import dataclass
@@ -10,8 +12,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from tandem.facts.encoder import PoolingSpec
+from tandem.facts.encoder import LabelSpec, PoolingSpec
 from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.linear import PackedLinear
 from tandem.models.decoder import Decoder, TokenBatch
 from tandem.models.encoders.batch import EncoderBatch
 from tandem.models.encoders.pooling import normalised, pool
@@ -38,10 +41,19 @@ class DecoderEncoder:
     sequence gives does not depend on the others of its batch, to the last bit, with kernels of
     which that is true."""
 
-    def __init__(self, decoder: Decoder, pooling: PoolingSpec = LAST_TOKEN) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pooling: PoolingSpec = LAST_TOKEN,
+        labels: LabelSpec | None = None,
+        classifier: PackedLinear | None = None,
+    ) -> None:
+        assert (labels is None) == (classifier is None)
         self.device = decoder.weights.device
         self.spec = decoder.spec
         self.pooling = pooling
+        self.labels = labels
+        self._classifier = classifier
         self._decoder = decoder
 
     def embed(self, batch: EncoderBatch) -> Tensor:
@@ -52,9 +64,11 @@ class DecoderEncoder:
         return normalised(vectors_DC) if self.pooling.normalised else vectors_DC
 
     def scores(self, batch: EncoderBatch) -> Tensor:
-        """A decoder has no labels: nobody asks."""
-        del batch
-        raise AssertionError("a decoder has no labels")
+        """scores_DL in float32 (float64 stays), for the `labels` that there must be."""
+        assert self._classifier is not None
+        pooled_DC = pool(self._decoder.normed(self._forward(batch)), batch, "last")
+        scores_DL = self._decoder.kernels.linear(pooled_DC, self._classifier)
+        return scores_DL.to(torch.promote_types(scores_DL.dtype, torch.float32))
 
     def _forward(self, batch: EncoderBatch) -> Tensor:
         """hidden_TC before the final norm."""

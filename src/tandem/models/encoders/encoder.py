@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tandem.facts.encoder import EncoderSpec, PoolingSpec
+from tandem.facts.encoder import EncoderSpec, LabelSpec, PoolingSpec
 from tandem.facts.model import RopeSpec
 from tandem.kernels.faces import Kernels
 from tandem.kernels.rotary import RotaryTable, rotary_table, rotate_in_place
@@ -45,6 +45,11 @@ class Encoder:
             for rope in ropes
             if rope is not None
         }
+
+    @property
+    def labels(self) -> LabelSpec | None:
+        """What `scores` are of; None where there is no head."""
+        return None if self.spec.head is None else self.spec.head.scored
 
     def embed(self, batch: EncoderBatch) -> Tensor:
         """vectors_DC in float32 (float64 stays), pooled as the encoder's `pooling` says."""

@@ -9,10 +9,14 @@ from torch import Tensor
 from tandem.facts.encoder import EncoderSpec, PoolingSpec
 from tandem.kernels.faces import Kernels
 from tandem.models.checkpoint import EVERY, SafetensorsWeights
-from tandem.models.configuration import CONFIG_NAME, read_headless_spec
+from tandem.models.configuration import CONFIG_NAME, is_classifier, read_headless_spec
 from tandem.models.decoder import Decoder
 from tandem.models.directory import read_fields
-from tandem.models.encoders.configuration import read_architecture, read_encoder_spec
+from tandem.models.encoders.configuration import (
+    read_architecture,
+    read_encoder_spec,
+    read_label_spec,
+)
 from tandem.models.encoders.decoder_encoder import LAST_TOKEN, DecoderEncoder
 from tandem.models.encoders.encoder import Encoder
 from tandem.models.encoders.parameters import (
@@ -25,7 +29,7 @@ from tandem.models.encoders.parameters import (
 from tandem.models.encoders.sentence_files import read_pooling
 from tandem.models.encoders.weights import assemble_encoder
 from tandem.models.load import EMBEDDING_AS_HEAD
-from tandem.models.parameters import TensorPart, all_parts, decoder_parts
+from tandem.models.parameters import LinearParts, TensorPart, all_parts, decoder_parts
 from tandem.models.weights import Assembly, WeightForm, assemble_weights
 
 # Of the heads of masked language models, which no encoder needs.
@@ -36,6 +40,7 @@ POSITION_IDS = "embeddings.position_ids"
 POOLER = "pooler."
 # Of a decoder's tensors; files that sentence-transformers wrote are without.
 BACKBONE = "model."
+LABEL_HEAD = "score.weight"
 
 
 def load_encoder(
@@ -63,17 +68,24 @@ def load_encoder(
 def load_decoder_encoder(
     directory: Path, form: WeightForm, kernels: Kernels, *, pooling: PoolingSpec | None = None
 ) -> DecoderEncoder:
-    """Reads the weights of a decoder but for its head; `pooling` and errors as of `load_encoder`,
-    but that the last token is taken where nothing says how embeddings are pooled."""
+    """Reads the weights of a decoder but for its head, unless that is one for labels; `pooling` and
+    errors as of `load_encoder`, but that the last token is taken where nothing says how embeddings
+    are pooled."""
     spec = read_headless_spec(directory)
     pooling = pooling or read_pooling(directory, LAST_TOKEN)
+    labels, heads = None, list[TensorPart]()
+    if is_classifier(directory):
+        labels = read_label_spec(read_fields(directory / CONFIG_NAME))
+        heads = [TensorPart(LABEL_HEAD, (len(labels.labels), spec.hidden_features))]
     parts = all_parts(decoder_parts(spec))
     with SafetensorsWeights(directory) as checkpoint:
         prefix = BACKBONE if checkpoint.has(parts[0].name) else ""
         source = _Renamed(checkpoint, prefix)
-        checkpoint.check([source.part_there(part) for part in parts], EMBEDDING_AS_HEAD)
+        checkpoint.check([*map(source.part_there, parts), *heads], EMBEDDING_AS_HEAD)
         weights = assemble_weights(spec, source, form, kernels.pack)
-    return DecoderEncoder(Decoder(spec, weights, kernels), pooling)
+        assembly = Assembly(checkpoint, form, kernels.pack)
+        classifier = assembly.linear(LinearParts(tuple(heads))) if heads else None
+    return DecoderEncoder(Decoder(spec, weights, kernels), pooling, labels, classifier)
 
 
 @dataclass(frozen=True, slots=True)

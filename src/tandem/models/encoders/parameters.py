@@ -107,7 +107,7 @@ class _Names:
     def bert_head(self) -> HeadParts | None:
         if self.spec.head is None:
             return None
-        hidden, labels = self.spec.hidden_features, len(self.spec.head.labels)
+        hidden, labels = self.spec.hidden_features, len(self.spec.head.scored.labels)
         if self.spec.family == "roberta":
             dense = _linear("classifier.dense", (hidden, hidden))
             return HeadParts(dense, None, _linear("classifier.out_proj", (labels, hidden)))
@@ -146,7 +146,7 @@ class _Names:
         return HeadParts(
             dense=_linear("head.dense", (hidden, hidden), head.dense_bias),
             norm=self.norm("head.norm", ""),
-            classifier=_linear("classifier", (len(head.labels), hidden)),
+            classifier=_linear("classifier", (len(head.scored.labels), hidden)),
         )
 
     def tokens(self) -> TensorPart:
