@@ -37,7 +37,9 @@ ARITHMETIC_WEIGHT = 2.0
 SMALL_SUM_SHARE = 0.3
 MIXED_SHARE = 0.08
 TOOL_TASK_SHARE = 0.4
-MISSING_TOOL_SHARE = 0.25
+# Of requests: how many are for a tool that is not there.
+MISSING_TOOL_SHARE = 0.3
+MISSING_IN_CONVERSATIONS = 0.25
 
 SMALL_SUM_PHRASINGS = (
     *("{problem}", "{problem}", "{close}", "{problem} =", "{close}=", "{problem}?", "{close}?"),
@@ -129,7 +131,7 @@ def tool_parts(rng: Random) -> list[Part]:
     if rng.random() < TOOL_TASK_SHARE:
         task = tool_call(rng, held_out=False, missing_share=MISSING_TOOL_SHARE)
         return [tool_header(task.tools), *_task_turns(task)]
-    tools, messages = tool_conversation(rng, rng.randint(2, 6))
+    tools, messages = tool_conversation(rng, rng.randint(2, 6), MISSING_IN_CONVERSATIONS)
     return [tool_header(tools), *turns(messages)]
 
 

@@ -160,18 +160,28 @@ def tool_call(rng: Random, *, held_out: bool = True, missing_share: float = 0.0)
             return _requested(offers, request, answered=kind < _PLAIN_SHARE + _AFTER_RESULT_SHARE)
 
 
-def tool_conversation(rng: Random, exchanges: int) -> tuple[list[dict[str, Any]], list[Message]]:
-    """Tools and several requests in a row, all from the training half, with the results.
+def tool_conversation(
+    rng: Random, exchanges: int, missing_share: float = 0.0
+) -> tuple[list[dict[str, Any]], list[Message]]:
+    """Tools and several requests in a row, all from the training half, with the results; so many of
+    them for tools that are not there.
 
     One header for many calls: a training text of which more than a tenth is worth learning.
     """
-    offers = [offer(rng, intent) for intent in rng.sample(INTENTS, rng.randint(1, _MOST_TOOLS))]
+    intents = rng.sample(INTENTS, rng.randint(1, _MOST_TOOLS))
+    offers = [offer(rng, intent) for intent in intents]
+    others = [intent for intent in INTENTS if intent not in intents]
     messages: list[Message] = []
     while exchanges:
-        request = _draw_request(rng, rng.choice(offers))
+        missing = missing_share > 0 and rng.random() < missing_share
+        chosen = offer(rng, rng.choice(others)) if missing else rng.choice(offers)
+        request = _draw_request(rng, chosen)
         if is_held_out(f"tool {request.chosen.name} {request.text}"):
             continue
         exchanges -= 1
+        if missing:
+            messages += [_user(request.text), _assistant(NO_TOOL_REPLY)]
+            continue
         messages += [_user(request.text), calling(request.call)]
         if rng.random() < _CONVERSED_RESULT_SHARE:
             messages += [result(request), _assistant(request.spoken_result)]
