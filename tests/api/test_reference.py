@@ -117,6 +117,7 @@ def test_examples_name_the_server_and_its_key_where_one_is_needed(generator, tex
         "/tokenize",
         "/detokenize",
         "/tokenizer_info",
+        "/reset_prefix_cache",
         "/v1/models",
     }
 
