@@ -23,7 +23,7 @@ chaos: .venv/installed-test
 # The laws that are tried with seeds, with all of them.
 laws: .venv/installed-test
 	TANDEM_SEEDS=all $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal \
-		tests/cluster tests/engine tests/twin $(ARGS)
+		tests/cluster tests/engine tests/twin tests/journeys/test_every_door.py $(ARGS)
 
 # Against a server of the bundled model: make fuzz ARGS="--minutes 1 --seed 7".
 fuzz: .venv/installed-test
@@ -58,7 +58,8 @@ constraints: .venv/installed-test
 # the tests ran on.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[client,bench]'
 	touch $@
 
 .venv/installed-test: .venv/installed

@@ -1,15 +1,12 @@
 """Adapters as models over HTTP: what the `model` of a request means, and who may change them."""
 
 import pytest
-import schemathesis
-from schemathesis import GenerationMode
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, KeyFile
 from tandem.live.adapters import AdapterRegistry
 from tests.api.server import client_of
 from tests.api.test_access import CHAT, bearer
-from tests.api.test_schema import fuzz
 from tests.engine.tiny import tiny_spec
 from tests.models.adapter_files import write_adapter
 
@@ -122,14 +119,3 @@ def test_without_adapters_there_are_no_such_endpoints(generator, text, folder):
     with client_of(app_of(generator, text, folder, None)) as client:
         assert load(client, folder).status_code == 404
         assert len(client.get("/v1/models").json()["data"]) == 2
-
-
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_fuzzed_calls(generator, text, folder, registry, mode):
-    app = app_of(generator, text, folder, registry)
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
-    found = [each.ok() for each in schema.get_all_operations()]
-    operations = [each for each in found if each.path.endswith("_lora_adapter")]
-    assert len(operations) == 2
-    for operation in operations:
-        fuzz(operation.as_strategy(generation_mode=mode))

@@ -22,6 +22,7 @@ TITLES = {RUNTIME: "Always installed"}
 USED_FOR = {
     RUNTIME: "by `pip install tandem`",
     "bench": "plots",
+    "client": "the client of OpenAI, to call a server from Python",
     "forecast": "forecasts of load by a library",
     "nixl": "KV over RDMA",
     "redis": "a tier or a shared pool in Redis",

@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from tandem.api.access_log import AccessLog, LineSink, LostLines
 from tandem.api.app_context import VERSION, AppContext
@@ -21,7 +22,7 @@ from tandem.api.chat import chat_endpoints
 from tandem.api.completions import completion_endpoints
 from tandem.api.config import ApiConfig
 from tandem.api.docs_page.page import reference_route
-from tandem.api.encoding import encoder_endpoints
+from tandem.api.encoding import MOST_TEXTS, encoder_endpoints
 from tandem.api.errors import REQUEST_ID, Refusal, Refused, error_response, refusal_of
 from tandem.api.http_metrics import HttpCounting, HttpMetrics
 from tandem.api.intake import Intake
@@ -41,6 +42,7 @@ from tandem.api.responses import (
     VersionAnswer,
 )
 from tandem.api.responses_api import responses_endpoints
+from tandem.api.schema_rules import SchemaLimits
 from tandem.api.server_load import ServerLoad
 from tandem.api.streaming import ClientGone
 from tandem.api.tokenization import token_endpoints
@@ -97,7 +99,8 @@ def build_app(
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
         *(encoder_endpoints(context, encoders) if encoders is not None else ()),
     ]
-    openapi = openapi_maker("Tandem", VERSION, endpoints, has_keys=config.has_keys)
+    limits = _schema_limits(context)
+    openapi = openapi_maker("Tandem", VERSION, endpoints, limits, has_keys=config.has_keys)
     # Those whose answers may stream are those that generate.
     routes = [load.counting(each.route) if each.events else each.route for each in endpoints]
     app = Starlette(
@@ -120,6 +123,22 @@ def build_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _schema_limits(context: AppContext) -> SchemaLimits:
+    card, encoders = context.generator.card, context.encoders
+    cards = [] if encoders is None else list(encoders.cards.values())
+    return SchemaLimits(
+        vocabulary_tokens=card.vocabulary_tokens,
+        end_tokens=len(card.end_token_ids),
+        max_choices=context.config.max_choices,
+        max_scaling_samples=context.config.max_scaling_samples,
+        empty_prompts=bool(context.text.tokenizer.encode("", add_special_tokens=True)),
+        encoder_context_tokens=max((each.context_tokens for each in cards), default=0),
+        encoder_vocabulary_tokens=max((each.vocabulary_tokens for each in cards), default=0),
+        encoder_features=max((each.features for each in cards), default=0),
+        most_texts=MOST_TEXTS,
+    )
 
 
 def _middleware(config: ApiConfig, log: LineSink | None, ring: KeyRing) -> list[Middleware]:
@@ -160,8 +179,20 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     message = f"{request.method} {request.scope['path'][:256]}: {error.detail}"
-    refusal = Refusal(error.status_code, message, code, headers=error.headers or {})
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        headers["Allow"] = _allowed_methods(request)
+    refusal = Refusal(error.status_code, message, code, headers=headers)
     return error_response(request.scope, refusal)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Of all endpoints of a path: each has a route of its own, and knows of its method alone."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    found = [
+        route.methods or () for route in routes if route.matches(request.scope)[0] != Match.NONE
+    ]
+    return ", ".join(sorted(method for methods in found for method in methods))
 
 
 async def _client_gone(_: Request, __: Exception) -> Response:

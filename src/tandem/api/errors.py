@@ -15,6 +15,7 @@ from tandem.facts.backoff import retry_after
 from tandem.facts.errors import (
     EngineFailed,
     InvalidRequest,
+    NotFound,
     NotReady,
     Overloaded,
     PromptTooLong,
@@ -123,6 +124,8 @@ def refusal_of(error: TandemError) -> Refusal:
     here: `EngineFailed` names no cause, and any other error is an internal one."""
     if isinstance(error, PromptTooLong):
         return Refusal(400, str(error), "context_length_exceeded", error.field)
+    if isinstance(error, NotFound):
+        return Refusal(404, str(error), "not_found", error.field)
     if isinstance(error, InvalidRequest):
         return Refusal(400, str(error), "invalid_value", error.field)
     if isinstance(error, Overloaded):

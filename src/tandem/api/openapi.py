@@ -2,7 +2,6 @@
 and write the bodies."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from inspect import getdoc
@@ -17,6 +16,7 @@ from tandem.api import requests, responses
 from tandem.api.auth import OPEN_PATHS
 from tandem.api.messages_requests import MessageCountBody
 from tandem.api.responses_body import ConversationBody
+from tandem.api.schema_rules import SchemaLimits, apply_rules
 from tandem.api.unsupported_fields import unsupported_fields
 
 _OPENAPI_VERSION = "3.1.0"
@@ -69,7 +69,12 @@ class ApiEndpoint:
 
 
 def openapi_maker(
-    title: str, version: str, endpoints: Sequence[ApiEndpoint], *, has_keys: bool
+    title: str,
+    version: str,
+    endpoints: Sequence[ApiEndpoint],
+    limits: SchemaLimits,
+    *,
+    has_keys: bool,
 ) -> Callable[[], Document]:
     """A function that gives the document, which is made when it is first asked for."""
 
@@ -79,7 +84,7 @@ def openapi_maker(
             "openapi": _OPENAPI_VERSION,
             "info": {"title": title, "version": version},
             "paths": {},
-            "components": {"schemas": _schemas(endpoints)},
+            "components": {"schemas": _schemas(endpoints, limits)},
         }
         for endpoint in endpoints:
             operations = document["paths"].setdefault(endpoint.route.path_format, {})
@@ -149,7 +154,7 @@ def _path_parameter(name: str) -> Document:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _schemas(endpoints: Sequence[ApiEndpoint]) -> Document:
+def _schemas(endpoints: Sequence[ApiEndpoint], limits: SchemaLimits) -> Document:
     """Of all bodies and answers, by name."""
     read = [each.body for each in endpoints if each.body is not None]
     answers = [each.answer for each in endpoints if each.answer is not None]
@@ -159,11 +164,7 @@ def _schemas(endpoints: Sequence[ApiEndpoint]) -> Document:
     for body in read:
         if issubclass(body, requests.GenerationBody | ConversationBody | MessageCountBody):
             types[body.__name__]["properties"] |= unsupported_fields(body)
-    prompt = types["CompletionBody"]["properties"]["prompt"]
-    types["CompletionBody"]["properties"]["prompt"] = {
-        **deepcopy(requests.PROMPT_SCHEMA),
-        "description": prompt["description"],
-    }
+    apply_rules(types, limits)
     return types
 
 

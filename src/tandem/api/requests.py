@@ -44,7 +44,9 @@ PROMPT_SCHEMA = {
     ]
 }
 _CHAT_MESSAGES = [{"role": "user", "content": "Hello!"}]
-# By the name of a body's type; each is a whole call that works on any model with a template.
+_TEXTS = ["The cat sat.", "It rained."]
+# By the name of a body's type; each is a whole call that works on any model with a template, and
+# those of encoders on any encoder that has what is asked for.
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "ChatBody": {"messages": _CHAT_MESSAGES, "max_tokens": 64},
     "CompletionBody": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0},
@@ -56,6 +58,10 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "DetokenizeBody": {"tokens": [72, 105]},
     "LoadAdapterBody": {"lora_name": "sql", "lora_path": "/adapters/sql"},
     "UnloadAdapterBody": {"lora_name": "sql"},
+    "EmbeddingBody": {"input": _TEXTS},
+    "RerankBody": {"query": "How was the weather?", "documents": _TEXTS},
+    "ScoreBody": {"text_1": "How was the weather?", "text_2": _TEXTS},
+    "ClassifyBody": {"input": _TEXTS},
 }
 
 

@@ -184,13 +184,13 @@ def _dry_breakers(
     body: GenerationBody, dry_multiplier: float, tokenizer: Tokenizer
 ) -> tuple[int, ...]:
     """The tokens with which these texts end, alone and after a letter or a space."""
-    if not dry_multiplier:
-        return ()
     breakers = DRY_BREAKERS if body.dry_sequence_breakers is None else body.dry_sequence_breakers
     field = "dry_sequence_breakers"
     _check_length(field, breakers, DRY_BREAKERS_COUNT_LIMIT)
     if not all(0 < len(each) <= DRY_BREAKER_CHARS_LIMIT for each in breakers):
         raise InvalidRequest(field, f"needs texts of 1 to {DRY_BREAKER_CHARS_LIMIT} characters")
+    if not dry_multiplier:
+        return ()
     spelled = [before + each for each in breakers for before in ("", "a", " ")]
     ends = (tokenizer.encode(each, add_special_tokens=False)[-1:] for each in spelled)
     return tuple(dict.fromkeys(token for end in ends for token in end))

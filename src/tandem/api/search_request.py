@@ -17,7 +17,7 @@ LENGTH_PENALTY_LIMIT: Final = 10.0
 # Of the tokens of all requests of a search together: each sends its prompt and the answer so far.
 BEAM_SEARCH_TOKENS_LIMIT: Final = 1 << 27
 # What a beam search decides by itself, or cannot heed.
-_NOT_WITH_BEAMS: Final = (
+NOT_WITH_BEAMS: Final = (
     "stream",
     "scaling",
     "stop",
@@ -109,7 +109,7 @@ def _check_beams(body: GenerationBody) -> None:
     if abs(body.length_penalty or 0.0) > LENGTH_PENALTY_LIMIT:
         limit = f"{LENGTH_PENALTY_LIMIT:g}"
         raise InvalidRequest("length_penalty", f"must be between -{limit} and {limit}")
-    for name in _NOT_WITH_BEAMS:
+    for name in NOT_WITH_BEAMS:
         if getattr(body, name):
             raise InvalidRequest(name, problem)
     if wants_form(body):

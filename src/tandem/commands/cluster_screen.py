@@ -13,7 +13,7 @@ from rich.console import Console
 from tandem.commands.cluster_view import members_table
 from tandem.commands.late_imports import part
 from tandem.commands.options import DEFAULT_URL
-from tandem.commands.terminal import print_detail, print_warning
+from tandem.commands.terminal import own_command, print_detail, print_warning
 from tandem.config.api_options import check_exposure, has_client_keys
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import LiveFile, gateway_options
@@ -182,7 +182,7 @@ def print_ready(console: Console, name: str, url: str, *, needs_key: bool, stops
     console.print(
         f"\n[bold green]Ready.[/bold green] {name} is served on [bold]{url}/v1[/bold] "
         f"(docs: {url}/docs, metrics: {url}/metrics)\n\n"
-        f"  .venv/bin/tandem chat{local}\n"
+        f"  {own_command()} chat{local}\n"
         f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
         f"    -d '{body}'\n\n"
         f"{stops}\n",

@@ -72,7 +72,9 @@ class CacheResult:
 
 @with_options
 def hits(
-    trace: Annotated[Path, typer.Argument(help="A trace with block ids, or a journal.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A trace with block ids: a file, a journal, or a bundled one.")
+    ],
     options: HitsOptions,
 ) -> None:
     """Replay a trace's prompts against one shared prefix cache, without engine or clock.

@@ -33,6 +33,7 @@ VERBS: Final = {
     "bench": "tandem.commands.bench:bench",
     "eval": "tandem.commands.evaluate:evaluate_command",
     "hits": "tandem.commands.hits:hits",
+    "traces": "tandem.commands.traces:traces_command",
     "merge": "tandem.commands.merge:merge_command",
     "calibrate": "tandem.commands.calibrate:calibrate_command",
     "simulate": "tandem.commands.simulate:simulate_command",

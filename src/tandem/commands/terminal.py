@@ -1,7 +1,9 @@
 """What verbs write on a terminal: console, plain tables, bars of progress, amounts for people."""
 
+import shutil
 import sys
 from collections.abc import Collection
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -15,6 +17,16 @@ def terminal() -> Console:
     """Where a command prints. Tables that go to a file or a pipe are not squeezed."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=UNSQUEEZED)
+
+
+def own_command() -> str:
+    """How this program is called here: by its name where the shell finds it under that, else as it
+    was called."""
+    called = Path(sys.argv[0])
+    if called.name != "tandem":
+        return "python -m tandem"
+    found = shutil.which("tandem")
+    return "tandem" if found and called.exists() and called.samefile(found) else str(called)
 
 
 def print_title(console: Console, title: str, detail: str = "") -> None:

@@ -18,6 +18,7 @@ from tandem.bench.traces.shape import (
     window_note,
 )
 from tandem.commands.options import flag, flags, positive_numbers
+from tandem.config.traces import bundled_traces, find_trace
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
 from tandem.observe.journal.files import is_journal, open_journal
@@ -28,8 +29,10 @@ from tandem.observe.journal.replay import turns_of
 def read_workload(
     path: Path, draw: RateDraw | None = None, *, flag: str = "--trace"
 ) -> list[TraceRow]:
-    """All rows by arrival, the first at 0. `draw` says which requests are drawn from a file of
-    rates. Raises `InvalidConfiguration` naming the flag that gave the file."""
+    """All rows by arrival, the first at 0, of a file, a journal or a bundled trace. `draw` says
+    which requests are drawn from a file of rates. Raises `InvalidConfiguration` naming the flag
+    that gave the file."""
+    path = find_trace(path, flag)
     if not is_journal(path):
         return read_trace(path, draw, flag=flag)
     run = open_journal(path)
@@ -44,7 +47,9 @@ class TraceOptions:
     """A recorded workload instead of drawn lengths (and arrivals, unless --rate is given)."""
 
     trace: Path | None = flag(
-        "Mooncake JSON lines, Azure CSV or own JSON lines; .gz or not.", default=None
+        "A file (Mooncake JSON lines, Azure CSV or own JSON lines; .gz or not), or a bundled trace "
+        f"({', '.join(bundled_traces())}).",
+        default=None,
     )
     speed: float = flag("2 plays twice as fast.", default=1.0, min=1e-6)
     scale_lengths: float = flag(
@@ -59,7 +64,10 @@ class TraceOptions:
 class WorkloadOptions:
     """What is asked."""
 
-    trace: list[Path] = flag("Requests or a journal; several play at once.")
+    trace: list[Path] = flag(
+        "A file of requests, a journal, or a bundled trace "
+        f"({', '.join(bundled_traces())}); several play at once."
+    )
     speed: str = flag("Times the recorded rate; 0.5,1,2 compares loads.", default="1")
     first: int | None = flag("Only the first so many requests.", default=None, min=1)
     seconds: float | None = flag("Only arrivals before this.", default=None, min=0.001)
@@ -105,7 +113,7 @@ class WorkloadOptions:
         for path in self.trace:
             recorded = read_workload(path, draw)
             # A journal has no coarse clock.
-            if self.spread or (self.spread is None and not is_journal(path)):
+            if self.spread or (self.spread is None and not is_journal(find_trace(path, "--trace"))):
                 notes.append(spread_note(recorded))
                 recorded = spread(recorded, seed)
             else:

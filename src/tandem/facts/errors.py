@@ -18,6 +18,10 @@ class InvalidRequest(TandemError):
         self.problem = problem
 
 
+class NotFound(InvalidRequest):
+    """What a field names is not there."""
+
+
 class PromptTooLong(InvalidRequest):
     """Prompt (and at least one new token) do not fit into the context. Without `exact` the prompt
     has at least `prompt_tokens`: it was refused before they were all counted."""

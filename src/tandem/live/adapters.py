@@ -14,11 +14,11 @@ import msgspec
 
 from tandem.config.options import ServeOptions
 from tandem.facts.adapter import ServedAdapter
-from tandem.facts.errors import InvalidConfiguration, InvalidRequest
+from tandem.facts.errors import InvalidConfiguration, InvalidRequest, NotFound
 from tandem.facts.model import ModelSpec
 from tandem.kernels.native import file_lock
 from tandem.live.clock import wall_clock_s
-from tandem.models.adapters import read_adapter
+from tandem.models.adapters import CONFIG_NAME, read_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,10 @@ class AdapterRegistry:
         try:
             served = await asyncio.to_thread(self._read, name, Path(path))
         except InvalidConfiguration as error:
-            raise InvalidRequest("lora_path", f"cannot be loaded: {error}") from error
+            problem = f"cannot be loaded: {error}"
+            if not (Path(path) / CONFIG_NAME).is_file():
+                raise NotFound("lora_path", problem) from error
+            raise InvalidRequest("lora_path", problem) from error
         with self._alone():
             self._check_free(name)
             self._served[name] = served
@@ -139,7 +142,7 @@ class AdapterRegistry:
         """See the port."""
         with self._alone():
             if name not in self._served:
-                raise InvalidRequest("lora_name", f"{name!r} is no adapter that is loaded here")
+                raise NotFound("lora_name", f"{name!r} is no adapter that is loaded here")
             del self._served[name]
         logger.warning("adapter %s was unloaded", name)
 

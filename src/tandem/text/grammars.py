@@ -77,8 +77,13 @@ def regex_grammar(regex: str) -> str:
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """One of these texts."""
-    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return lark_grammar(f"start: {alternatives}")
+    return lark_grammar(f"start: {' | '.join(map(lark_text, choices))}")
+
+
+def lark_text(text: str) -> str:
+    """This very text, in Lark's notation. JSON leaves the one control character as it is that the
+    notation does not take."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def lark_grammar(grammar: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.text.call_markup import PYTHON_TAG, TAGS, WrittenCalls, is_plain_name
-from tandem.text.grammars import WHITESPACE, GrammarError, lark_grammar, within_grammar
+from tandem.text.grammars import WHITESPACE, GrammarError, lark_grammar, lark_text, within_grammar
 from tandem.text.tool_calls import ToolFormat
 from tandem.text.tools import CALL_KEYS
 
@@ -77,7 +77,7 @@ class ToolCallSyntax:
     def tag(self, tag: str) -> str:
         """One of its tags in Lark's notation."""
         token = self.token_ids.get(tag)
-        return json.dumps(tag, ensure_ascii=False) if token is None else f"<[{token}]>"
+        return lark_text(tag) if token is None else f"<[{token}]>"
 
     def _parts(
         self, text: str, literal: Callable[[str], str], number: int = 0, name: str = ""
@@ -86,8 +86,8 @@ class ToolCallSyntax:
         gives what stands between them."""
         slots = {
             "$arguments": f"arguments_{number}",
-            "$name": json.dumps(name, ensure_ascii=False),
-            "$quoted_name": json.dumps(json.dumps(name)),
+            "$name": lark_text(name),
+            "$quoted_name": lark_text(json.dumps(name)),
             "$id": _CALL_ID,
         }
         tags = TAGS[self.tool_format]
@@ -145,7 +145,7 @@ def _opened(syntax: ToolCallSyntax) -> str:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return lark_text(text) if text else ""
 
 
 def _json_parts(text: str) -> str:
