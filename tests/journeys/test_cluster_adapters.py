@@ -33,12 +33,15 @@ serve:
   lora_modules: ["red={folder}/red", "green={folder}/green"]
   max_lora_rank: 32
   operator_key_file: ["{folder}/operators"]
+  encoder_models: ["vectors=tandem-mini"]
 pools:
   - {{name: prefill, role: prefill, device: cpu}}
   - {{name: decode, role: decode, device: cpu, count: 2}}
 policies: {{dispatch: remote, transfer: push}}
 """
 NAMES = ("tandem-mini", "red", "green", "blue")
+# Whose numbers gateways compute themselves.
+ENCODER = ("--encoder-models", "vectors=tandem-mini")
 PROMPT = "A story about a lighthouse, its keeper and the very long winter that they had. " * 3
 # Connections of one client may end at either gateway; this many find both.
 CONNECTIONS = 16
@@ -60,14 +63,22 @@ def answer(client: openai.OpenAI, model: str, **changed) -> tuple:
     return told.choices[0].text, tuple(scores.tokens), tuple(scores.token_logprobs)
 
 
+def embedding(url: str) -> tuple[float, ...]:
+    """Over a connection of its own."""
+    body = {"model": "vectors", "input": PROMPT}
+    answer = httpx2.post(f"{url}/v1/embeddings", json=body, timeout=60).json()
+    return tuple(answer["data"][0]["embedding"])
+
+
 @pytest.fixture(scope="module")
 def expected(folder) -> dict[str, tuple]:
     modules = [f"{name}={folder / name}" for name in NAMES[1:]]
     options = ("--enable-lora", "--lora-modules", *modules, "--max-lora-rank", "32")
-    with serving("--threads", "1", *options) as server:
+    with serving("--threads", "1", *options, *ENCODER) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         found = {name: answer(client, name) for name in NAMES}
-    assert len(set(found.values())) == len(NAMES)
+        found["vectors"] = embedding(server.url)
+    assert len(set(found.values())) == len(NAMES) + 1
     return found
 
 
@@ -92,7 +103,10 @@ def test_nobody_notices_where_they_are_computed(expected, folder, tmp_path):
     ):
         client = running.client
         assert "adapters: red, green; 8 at once, of rank 32 at most" in running.greeting
-        assert [model.id for model in client.models.list()] == ["tandem-mini", "red", "green"]
+        models = ["tandem-mini", "red", "green", "vectors"]
+        assert [model.id for model in client.models.list()] == models
+        embedded = {embedding(running.url) for _ in range(CONNECTIONS)}
+        assert embedded == {expected["vectors"]}
         for name in NAMES[:3]:
             # The second finds a prefix of its own in the cache, and no other's.
             assert [answer(client, name) for _ in range(2)] == [expected[name]] * 2

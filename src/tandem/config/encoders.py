@@ -4,17 +4,19 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tandem.config.checkpoints import find_checkpoint
 from tandem.facts.encoder import PoolingMode
 from tandem.facts.errors import InvalidConfiguration
-from tandem.models.directory import find_model
 from tandem.policy.dynamic_batching import DynamicBatching
 
 OPTION = "encoder-models"
+MOST_THREADS = 1024
 
 
 class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One encoder: where it is, and how its texts are batched. `max_queue_size` texts wait at most.
-    `pooling` and `normalize` are the checkpoint's own unless they are given."""
+    `pooling` and `normalize` are the checkpoint's own unless they are given. With 0 `threads` it
+    has as many as the server's model, and one in a gateway."""
 
     name: str
     path: str
@@ -25,6 +27,7 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_queue_size: int = 4096
     pooling: PoolingMode | None = None
     normalize: bool | None = None
+    threads: int = 0
 
     @property
     def batching(self) -> DynamicBatching:
@@ -49,6 +52,10 @@ def encoder_options(models: Sequence[str]) -> tuple[EncoderOptions, ...]:
             raise InvalidConfiguration(f"{OPTION}: {each.name} is named twice")
         if each.max_queue_size < 1:
             raise InvalidConfiguration(f"{OPTION}: {each.name}: max_queue_size must be at least 1")
+        if not 0 <= each.threads <= MOST_THREADS:
+            raise InvalidConfiguration(
+                f"{OPTION}: {each.name}: threads must be between 0 and {MOST_THREADS}"
+            )
         try:
             _ = each.batching
         except ValueError as error:
@@ -62,7 +69,7 @@ def check_encoders(models: Sequence[str], revision: str) -> None:
     `InvalidConfiguration`."""
     for each in encoder_options(models):
         try:
-            find_model(each.path, revision)
+            find_checkpoint(each.path, revision)
         except InvalidConfiguration as error:
             raise InvalidConfiguration(f"{OPTION}: {each.name}: {error}") from error
 

@@ -174,6 +174,7 @@ class ServeOptions(
             "An encoder for embeddings, ranking or classes, as name=path or a JSON object that "
             "says how its texts are batched, too; several, or repeat.",
             "Encoders",
+            of="gateways",
         ),
     ] = ()
 

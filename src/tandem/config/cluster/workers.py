@@ -47,8 +47,8 @@ _ELSEWHERE = {
         ("cascade_model", "cascade_floor", "cascade_window"),
         "only a server of one process has a model cascade",
     ),
-    "encoder_models": "only a server of one process has encoders",
-    "embeddings": "only a server of one process has embeddings",
+    "embeddings": "only a server of one process gives those of its own model; write its path under "
+    "encoder_models, too",
 }
 _FOR_ALL = ("revision", "served_model_name", "load_format", "seed")
 _OF_GATEWAYS = tuple(name.replace("-", "_") for name in OF_GATEWAYS)

@@ -22,6 +22,7 @@ from tandem.config.cluster.live import (
 from tandem.config.cluster.tiers import memory_bytes, refused_sizes
 from tandem.config.cluster.tree import mistake, node_at
 from tandem.config.cluster.workers import PoolConfig
+from tandem.config.encoders import check_encoders
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.machine_share import on_ray, refused_placement
 from tandem.config.policies import learning_of, planning_config, router_policies
@@ -77,6 +78,7 @@ def check_setups(file: LiveFile, setups: Setups, starting: Collection[PoolConfig
     planning_config(setups.at_checkpoints(served))
     _check_pool_models(file, setups)
     _check_adapters(file, setups)
+    _check_encoders(file)
     for pool in file.cluster.pools:
         spec = read_model_spec(setups.own_checkpoints.get(pool.name, setups.checkpoint))
         for key, problem in refused_division(spec, pool.tensor_parallel, pool.pipeline_parallel):
@@ -149,6 +151,14 @@ def _check_adapters(file: LiveFile, setups: Setups) -> None:
             read_adapter(path, read_model_spec(setups.checkpoint), options.max_lora_rank)
     except InvalidConfiguration as error:
         raise mistake(node, str(error)) from error
+
+
+def _check_encoders(file: LiveFile) -> None:
+    """They are there. Raises `InvalidConfiguration`."""
+    options = gateway_options(file.cluster, ())
+    if options.encoder_models:
+        with _refused_at(file, "serve.encoder_models"):
+            check_encoders(options.encoder_models, options.revision)
 
 
 def _try_addresses(file: LiveFile) -> None:

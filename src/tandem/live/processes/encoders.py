@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tandem.config.checkpoints import find_checkpoint
 from tandem.config.encoders import OPTION, EncoderOptions, encoder_options
 from tandem.config.options import ServeOptions
 from tandem.facts.encoding import EncoderCard
@@ -16,7 +17,6 @@ from tandem.live.encoder import LiveEncoder
 from tandem.live.encoders import LiveEncoders, ServedEncoder
 from tandem.models.configuration import is_decoder
 from tandem.models.decoder import Decoder
-from tandem.models.directory import find_model
 from tandem.models.encoders.decoder_encoder import LAST_TOKEN, DecoderEncoder
 from tandem.models.encoders.encoder import Encoder
 from tandem.models.encoders.load import load_decoder_encoder, load_encoder
@@ -37,16 +37,17 @@ class ModelBehind:
 
 
 def load_encoders(
-    options: ServeOptions, threads: int, others: Collection[str], model: ModelBehind
+    options: ServeOptions, threads: int, others: Collection[str], model: ModelBehind | None
 ) -> LiveEncoders | None:
-    """None where none is wanted; `others` are the names of models that are served already. Raises
+    """None where none is wanted; `others` are the names of models that are served already, and
+    without a `model` in this process only what stands beside it can be. Raises
     `InvalidConfiguration`."""
     wanted = encoder_options(options.encoder_models)
     for each in wanted:
         if each.name in others:
             raise InvalidConfiguration(f"{OPTION}: another model is served as {each.name!r}")
     served = [_load(each, options, threads) for each in wanted]
-    if options.embeddings:
+    if options.embeddings and model is not None:
         served.append(_embedding(model, threads))
     return LiveEncoders(served) if served else None
 
@@ -70,7 +71,7 @@ def _embedding(model: ModelBehind, threads: int) -> ServedEncoder:
 def _load(wanted: EncoderOptions, options: ServeOptions, threads: int) -> ServedEncoder:
     encoder: Encoder | DecoderEncoder
     try:
-        directory = find_model(wanted.path, options.revision)
+        directory = find_checkpoint(wanted.path, options.revision)
         causal = is_decoder(directory)
         pooling = read_pooling(directory, LAST_TOKEN if causal else MEAN)
         if wanted.pooling is not None:
@@ -106,5 +107,7 @@ def _served(
         spec.hidden_features,
         encoder.labels,
     )
-    live = LiveEncoder(encoder, wanted.batching, wanted.max_queue_size, threads, wanted.name)
+    live = LiveEncoder(
+        encoder, wanted.batching, wanted.max_queue_size, wanted.threads or threads, wanted.name
+    )
     return ServedEncoder(card, tokenizer, live)

@@ -1,13 +1,16 @@
 """A gateway process of a cluster: the HTTP API in front, its workers and operators behind. It loads
-no model, so nothing it imports may import torch."""
+no model, so nothing it imports may import torch; only one that has encoders does, for them."""
 
 import asyncio
+import importlib
 import logging
 import os
 import socket
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -30,6 +33,7 @@ from tandem.config.environment import BUNDLED_MODEL, tokens_directory
 from tandem.config.gateway import reconfigured
 from tandem.config.hardware.pools import capacity_of, pool_models
 from tandem.config.kv_format import kv_format
+from tandem.config.options import ServeOptions
 from tandem.config.policies import (
     learning_of,
     limit_terms,
@@ -44,6 +48,7 @@ from tandem.config.processes import (
     GatewaySetup,
     read_setup,
 )
+from tandem.facts.encoding import Encoders
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.facts.serving import ModelCard
@@ -79,6 +84,16 @@ logger = logging.getLogger("tandem.live.processes.gateway")
 # A gateway that was started again waits so long for its workers before it takes requests.
 SETTLE_S = 5.0
 SETTLE_POLL_S = 0.02
+# Of encoders that do not say how many they have: a gateway shares its cores with workers.
+ENCODER_THREADS = 1
+
+
+class LiveEncoders(Encoders, Protocol):
+    """Those of `tandem.live.encoders`, which imports torch."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,7 @@ class Assembled:
     log: AccessLogWriter | None = None
     recorded_file: RecordedFile | None = None
     adapters: AdapterRegistry | None = None
+    encoders: LiveEncoders | None = None
 
 
 def run_gateway(setup: GatewaySetup) -> None:
@@ -165,7 +181,10 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
         config, journal, recorded_file = with_journal(config, wanted, cluster_file, incarnation)
     log = access_log(options.access_log)
     adapters = _adapters(setup, spec, card)
-    return Assembled(card, text, config, api, terms, journal, log, recorded_file, adapters)
+    encoders = _encoders(options, (*card.names, *(() if adapters is None else adapters.served)))
+    return Assembled(
+        card, text, config, api, terms, journal, log, recorded_file, adapters, encoders
+    )
 
 
 def _adapters(setup: GatewaySetup, spec: ModelSpec, card: ModelCard) -> AdapterRegistry | None:
@@ -178,6 +197,15 @@ def _adapters(setup: GatewaySetup, spec: ModelSpec, card: ModelCard) -> AdapterR
     registry = AdapterRegistry(spec, options.max_lora_rank, card.names, file)
     registry.begin(lora_modules(options.lora_modules))
     return registry
+
+
+def _encoders(options: ServeOptions, served: Collection[str]) -> LiveEncoders | None:
+    """They compute in threads of this process. Raises `InvalidConfiguration`."""
+    if not options.encoder_models:
+        return None
+    loading = importlib.import_module("tandem.live.processes.encoders")
+    encoders: LiveEncoders | None = loading.load_encoders(options, ENCODER_THREADS, served, None)
+    return encoders
 
 
 def _api_config(setup: GatewaySetup) -> ApiConfig:
@@ -286,12 +314,24 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         ) from error
     await gateway.start(channel)
     log = assembled.log
-    app = build_app(gateway, assembled.text, assembled.api, log, ring, cache, adapters=adapters)
+    encoders = assembled.encoders
+    app = build_app(
+        gateway,
+        assembled.text,
+        assembled.api,
+        log,
+        ring,
+        cache,
+        adapters=adapters,
+        encoders=encoders,
+    )
     http = http_server_over(
         app, assembled.api.connections, setup.options.log_level, logs_access=log is not None
     )
     if log is not None:
         log.start()
+    if encoders is not None:
+        encoders.start()
     http.end_on_signals(gateway.close)
     comes_back = _announcement(setup).exists()
     _announce(setup, endpoint, url_of(listener))
@@ -304,6 +344,8 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     await serving
     await reconfiguration.stop()
     await gateway.stop()
+    if encoders is not None:
+        await encoders.stop()
     await ended
     if log is not None:
         await asyncio.to_thread(log.stop_writing)
