@@ -92,6 +92,12 @@ def test_a_model_that_is_nowhere_is_refused(tmp_path):
         check(tmp_path, f"model={tmp_path}/nothing")
 
 
+def test_an_encoder_that_is_nowhere_is_refused_with_its_line(tmp_path):
+    text = TEXT.replace("  port: 0\n", '  port: 0\n  encoder_models: ["v=/nowhere"]\n')
+    with pytest.raises(InvalidConfiguration, match=r"c\.yaml, line 5: encoder-models: v: model"):
+        check_before_start(checked(parse(text, "c.yaml"), Path()), StateDirectory(tmp_path / "s"))
+
+
 def test_that_it_runs_already_is_reported_before_that_its_port_is_taken(tmp_path, taken_port):
     directory = StateDirectory(tmp_path / "state")
     directory.claim()

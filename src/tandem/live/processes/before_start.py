@@ -205,7 +205,9 @@ def _placed(error: InvalidConfiguration, file: LiveFile, place: str) -> InvalidC
     """The error with the line of that value, if the file has it."""
     node = node_at(file.tree, place)
     text = str(error)
-    return mistake(node, text) if isinstance(node, yaml.ScalarNode) else InvalidConfiguration(text)
+    # Of a key that is not there it is what should have it.
+    is_there = not isinstance(node, yaml.MappingNode)
+    return mistake(node, text) if is_there else InvalidConfiguration(text)
 
 
 def _is_address(host: str) -> bool:
