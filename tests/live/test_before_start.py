@@ -94,7 +94,7 @@ def test_a_model_that_is_nowhere_is_refused(tmp_path):
 
 def test_an_encoder_that_is_nowhere_is_refused_with_its_line(tmp_path):
     text = TEXT.replace("  port: 0\n", '  port: 0\n  encoder_models: ["v=/nowhere"]\n')
-    with pytest.raises(InvalidConfiguration, match=r"c\.yaml, line 5: encoder-models: v: model"):
+    with pytest.raises(InvalidConfiguration, match=r"c\.yaml, line 4: encoder-models: v: model"):
         check_before_start(checked(parse(text, "c.yaml"), Path()), StateDirectory(tmp_path / "s"))
 
 
