@@ -59,6 +59,10 @@ def test_the_model_of_a_call_names_its_adapter(generator, text, folder, registry
         streamed = client.post("/v1/completions", json=body).text
         assert '"model":"red"' in streamed
         assert client.post("/tokenize", json={"model": "red", "prompt": "x"}).is_success
+        generator.requests.clear()
+        inferred = client.post("/v2/models/red/generate", json={"text_input": "hello"}).json()
+        assert inferred["model_name"] == "red"
+        assert generator.requests[0].adapter == registry.served["red"].adapter
         unknown = client.post("/v1/chat/completions", json=CHAT | {"model": "green"})
         assert (unknown.status_code, code_of(unknown)) == (404, "model_not_found")
 

@@ -12,6 +12,7 @@ from tandem.api import requests
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.api.docs_page.page import reference_page
+from tandem.api.kserve.bodies import GenerateBody, InferBody
 from tandem.api.messages_requests import MessageCountBody, MessagesBody
 from tandem.api.responses_body import ConversationBody, ResponsesBody
 from tandem.facts.client_fields import client_fields
@@ -29,6 +30,8 @@ BODIES = (
     ConversationBody,
     requests.TokenizeBody,
     requests.DetokenizeBody,
+    InferBody,
+    GenerateBody,
 )
 
 
@@ -119,6 +122,7 @@ def test_examples_name_the_server_and_its_key_where_one_is_needed(generator, tex
         "/tokenizer_info",
         "/reset_prefix_cache",
         "/v1/models",
+        "/v2",
     }
 
 

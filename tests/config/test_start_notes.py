@@ -29,6 +29,8 @@ from tandem.config.start_notes import beside_the_model
             "pay",
         ),
         ({"enable_lora": True}, "adapters: red, green; 8 at once, of rank 16 at most"),
+        ({"grpc_port": 8001}, "gRPC: 127.0.0.1:8001"),
+        ({"grpc_port": 8001, "host": "::1"}, "gRPC: [::1]:8001"),
     ],
     ids=str,
 )

@@ -77,6 +77,32 @@ BODIES: dict[str, dict[str, Any]] = {
         "cache_salt": "",
         **SMALL,
     },
+    "/v2/models/tandem-mini/infer": {
+        "id": "7",
+        "inputs": [
+            {"name": "text_input", "datatype": "BYTES", "shape": [2, 1], "data": [["a"], ["b"]]},
+            {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [4]},
+            {"name": "top_p", "datatype": "FP32", "shape": [1], "data": [0.9]},
+            {
+                "name": "sampling_parameters",
+                "datatype": "BYTES",
+                "shape": [1],
+                "data": ['{"seed": "5"}'],
+            },
+            {"name": "stop", "datatype": "BYTES", "shape": [1], "data": ["end"]},
+        ],
+        "outputs": [{"name": "text_output", "parameters": {"binary_data": True}}],
+        "parameters": {"binary_data_output": False, "temperature": 0.5, "stream": False},
+    },
+    "/v2/models/tandem-mini/generate_stream": {
+        "text_input": "Once upon a time",
+        "id": "8",
+        "parameters": {"bad_words": [""], "stop_words": ["end"], "return_log_probs": False},
+        "random_seed": 3,
+        "exclude_input_in_output": True,
+        "stream": True,
+        **SMALL,
+    },
     "/tokenize": {"prompt": "Hello", "add_special_tokens": True},
     "/detokenize": {"tokens": [1, 2, 3]},
 }

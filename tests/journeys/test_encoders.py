@@ -58,6 +58,26 @@ def client(server):
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
+def test_an_inference_gives_the_embeddings(server, client):
+    wanted = client.embeddings.create(model="vectors", input=TEXTS, encoding_format="base64")
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}
+    asked = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    answer = httpx2.post(f"{server.url}/v2/models/vectors/infer", json=asked)
+    head = int(answer.headers["Inference-Header-Content-Length"])
+    assert answer.content[head:] == b"".join(
+        base64.b64decode(each.embedding) for each in wanted.data
+    )
+
+
+def test_an_inference_gives_the_scores_of_labels(server, oracles):
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}
+    answer = httpx2.post(f"{server.url}/v2/models/labels/infer", json={"inputs": [tensor]}).json()
+    (output,) = answer["outputs"]
+    scores = np.concatenate([logits(oracles["labels"], [each]) for each in TEXTS])
+    assert output["shape"] == list(scores.shape)
+    assert output["data"] == pytest.approx(scores.ravel().tolist(), abs=TOLERANCE)
+
+
 def post(server, path: str, **body) -> httpx2.Response:
     return httpx2.post(f"{server.url}/v1/{path}", json=body)
 

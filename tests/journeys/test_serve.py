@@ -1,16 +1,21 @@
 """A user's first hour: the bundled model, the real command, the real `openai` client."""
 
 import json
+import random
+import re
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Literal
 
+import httpx2
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.journeys.serving import run_here, run_tandem, serving
+from tests.api.grpc_calls import Stubs, infer_request, output_texts
+from tests.api.inference_calls import binary_body, columns, events, raw_texts, texts
+from tests.journeys.serving import free_port, run_here, run_tandem, serving
 
 RECALL = (
     "Please remember these facts.\n- calm otter: copper\n- quiet fox: 42\n- bright lamp: silver\n"
@@ -20,7 +25,8 @@ RECALL = (
 
 @pytest.fixture(scope="module")
 def server():
-    with serving("--max-num-seqs", "8", "--max-choices", "100") as process:
+    options = ("--max-num-seqs", "8", "--max-choices", "100", "--grpc-port", str(free_port()))
+    with serving(*options) as process:
         yield process
 
 
@@ -45,6 +51,39 @@ def test_it_shows_how_to_try_it(server):
     assert "tandem chat" in server.greeting
     assert "curl" in server.greeting
     assert "KV cache" in server.greeting
+
+
+def grpc_stubs(server) -> Stubs:
+    return Stubs(int(re.search(r"gRPC: 127\.0\.0\.1:(\d+)", server.greeting)[1]))
+
+
+def test_an_inference_says_what_the_completion_says(server, client):
+    """For drawn prompts and seeds: as JSON, as bytes, flat, streamed, and by gRPC."""
+    chance, stubs = random.Random(5), grpc_stubs(server)
+    with httpx2.Client(base_url=server.url, timeout=60) as http, stubs.channel:
+        for _ in range(4):
+            prompts = [" ".join(chance.sample(RECALL.split(), 5)) for _ in range(2)]
+            fields = {"seed": chance.randrange(1 << 40), "temperature": 0.9, "max_tokens": 16}
+            whole = client.completions.create(model="tandem-mini", prompt=prompts, **fields)
+            wanted = [choice.text for choice in whole.choices]
+            model = "/v2/models/tandem-mini"
+            body = {"inputs": [texts(*prompts)], "parameters": fields}
+            answer = http.post(f"{model}/infer", json=body).json()
+            assert columns(answer)["text_output"] == wanted
+            body["outputs"] = [{"name": "text_output", "parameters": {"binary_data": True}}]
+            headers, content = binary_body(body, raw_texts(*map(str.encode, prompts)))
+            answer = http.post(f"{model}/infer", headers=headers, content=content)
+            assert answer.content.endswith(raw_texts(*map(str.encode, wanted)))
+            flat = {"text_input": prompts, **fields}
+            assert http.post(f"{model}/generate", json=flat).json()["text_output"] == wanted
+            flat = {"text_input": prompts[0], **fields}
+            streamed = events(http.post(f"{model}/generate_stream", json=flat).text)
+            assert "".join(each["text_output"] for each in streamed) == wanted[0]
+            request = infer_request(*prompts, model="tandem-mini", **fields)
+            assert output_texts(stubs.call("ModelInfer", request)) == wanted
+            request = infer_request(prompts[1], model="tandem-mini", stream=True, **fields)
+            streamed = [each.infer_response for each in stubs.stream(iter([request]))]
+            assert "".join(output_texts(each)[0] for each in streamed) == wanted[1]
 
 
 def test_a_chat_is_answered_in_words_and_ends_by_itself(client):
@@ -182,8 +221,8 @@ def test_bench_measures_it(server, tmp_path):
 
 
 def test_with_keys_and_no_compiled_kernels_it_serves_the_same_until_sigterm(client):
-    keys = ("--api-key", "first", "--api-key", "second")
-    with serving("--no-native-kernels", "--max-num-seqs", "2", *keys) as process:
+    asked = ("--api-key", "first", "--api-key", "second", "--grpc-port", str(free_port()))
+    with serving("--no-native-kernels", "--max-num-seqs", "2", *asked) as process:
         assert "plain torch" in process.greeting
         wrong = openai.OpenAI(base_url=f"{process.url}/v1", api_key="third", max_retries=0)
         with pytest.raises(openai.AuthenticationError):
@@ -195,7 +234,17 @@ def test_with_keys_and_no_compiled_kernels_it_serves_the_same_until_sigterm(clie
             for one in (right, client)
         ]
         assert answers[0] == answers[1]
-        assert process.terminate() == 0
+        # An answer by gRPC that has begun is finished first.
+        fields = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
+        request = infer_request("Once", model="tandem-mini", stream=True, **fields)
+        stubs, key = grpc_stubs(process), (("authorization", "Bearer first"),)
+        with stubs.channel:
+            streamed = stubs.stream(iter([request]), metadata=key)
+            said = [next(streamed)]
+            process.process.terminate()
+            said += list(streamed)
+        assert said[-1].infer_response.parameters["triton_final_response"].bool_param
+        assert process.process.wait(30) == 0
 
 
 @pytest.mark.parametrize(
@@ -214,12 +263,15 @@ def test_what_cannot_be_served_is_one_line(arguments, words):
     assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr
 
 
-def test_a_taken_port_is_one_line_and_nothing_else():
+@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
+def test_a_taken_port_is_one_line_and_nothing_else(option):
     """Of the whole process, imports, logs and threads included."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        failed = run_tandem("serve", "--port", str(taken.getsockname()[1]))
+        own = [] if option == "--port" else ["--port", "0"]
+        failed = run_tandem("serve", *own, option, str(taken.getsockname()[1]))
     assert failed.returncode == 2
     assert "cannot listen" in failed.stderr
+    assert f"choose another {option}" in failed.stderr
     assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr
 
 
@@ -248,7 +300,13 @@ def test_a_second_signal_ends_running_answers_with_an_error_that_the_client_gets
 
 
 def test_a_cluster_says_what_its_end_waits_for_and_a_second_signal_kills_it():
-    with serving("--workers", "1", "--kv-cache-memory", "64MiB") as process:
+    port = free_port()
+    asked = ("--workers", "1", "--kv-cache-memory", "64MiB", "--grpc-port", str(port))
+    with serving(*asked) as process:
+        stubs = Stubs(port)
+        with stubs.channel:
+            request = infer_request("Once", model="tandem-mini", max_tokens=4)
+            assert output_texts(stubs.call("ModelInfer", request))[0]
         client = openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0)
         stream = client.completions.create(
             model="tandem-mini",

@@ -74,9 +74,10 @@ def test_a_model_that_cannot_be_cut_is_refused_with_its_line(key, problem, tmp_p
         check_before_start(file, StateDirectory(tmp_path / "state"))
 
 
-def test_a_port_that_others_would_share_is_taken(tmp_path, taken_port):
+@pytest.mark.parametrize("key", ["port", "grpc-port"])
+def test_a_port_that_others_would_share_is_taken(tmp_path, taken_port, key):
     with pytest.raises(InvalidConfiguration, match=f"port {taken_port}: Address already in use"):
-        check(tmp_path, f"serve.port={taken_port}")
+        check(tmp_path, f"serve.{key}={taken_port}")
 
 
 def test_every_gateway_needs_a_port_to_listen_at(tmp_path):

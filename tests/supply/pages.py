@@ -27,6 +27,7 @@ USED_FOR = {
     "nixl": "KV over RDMA",
     "redis": "a tier or a shared pool in Redis",
     "ray": "workers on machines of Ray",
+    "grpc": "the Open Inference Protocol over gRPC",
     "test": "the tests; no part of a deployment",
     "lint": "checks of the source; no part of a deployment",
 }

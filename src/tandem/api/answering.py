@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
 from tandem.api.beam_search import BeamSearcher
-from tandem.api.call import Call, ResponseWriter, StreamUsage
+from tandem.api.call import Call, ResponseWriter, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta, ChoiceReader
 from tandem.api.choice_deltas import choice_deltas, merged
 from tandem.api.gang import Gang, GangResult
 from tandem.api.ranking import Ranking
+from tandem.api.responses import Usage
 from tandem.api.search_request import beam_plan
 from tandem.api.streaming import EventStream
 from tandem.api.whole_response import TURN_BYTES, HeldResponse, Transcript, WholeResponse
@@ -86,9 +87,8 @@ async def _whole_answer(
                 held.grow(writer.keep_prompt_scores(delta))
             logprobs = writer.logprobs_items(delta) if scored or delta.shown else ()
             held.grow(transcripts[delta.choice].add_delta(delta, logprobs))
-    frame = writer.answer_frame(meter.usage())
     given = [each for each in transcripts if each.choice not in call.degradation.left_out]
-    return await _answer_pieces(writer, ranking.best_of(given), frame)
+    return await _answer_pieces(writer, ranking.best_of(given), meter.usage())
 
 
 async def _scaled_answer(
@@ -116,8 +116,7 @@ async def _scaled_answer(
         logprobs = writer.logprobs_items(delta) if delta.shown else ()
         held.grow(transcripts[0].add_delta(delta, logprobs))
         await asyncio.sleep(0)
-    frame = writer.answer_frame(result.usage, result.report)
-    return await _answer_pieces(writer, transcripts, frame)
+    return await _answer_pieces(writer, transcripts, result.usage, result.report)
 
 
 async def _scaled_events(
@@ -157,13 +156,13 @@ def _transcripts(call: Call, writer: ResponseWriter) -> list[Transcript]:
 async def _answer_pieces(
     writer: ResponseWriter,
     transcripts: Sequence[Transcript],
-    frame: tuple[bytes, bytes],
+    usage: Usage,
+    scaling: Scaled = UNSET,
 ) -> list[bytes]:
-    head, tail = frame
-    pieces = [head]
+    pieces: list[bytes] = []
     encoded_bytes = 0
     for transcript in transcripts:
-        if len(pieces) > 1:
+        if pieces:
             pieces.append(b",")
         written = writer.choice_pieces(transcript)
         pieces += written
@@ -171,8 +170,8 @@ async def _answer_pieces(
         if encoded_bytes > TURN_BYTES:
             encoded_bytes = 0
             await asyncio.sleep(0)
-    pieces.append(tail)
-    return pieces
+    head, tail = writer.answer_frame(usage, scaling)
+    return [*head, *pieces, *tail]
 
 
 async def _call_deltas(call: Call, context: AppContext) -> AsyncGenerator[ChoiceDelta, None]:

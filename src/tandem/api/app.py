@@ -16,7 +16,13 @@ from starlette.routing import Match, Route
 
 from tandem.api.access_log import AccessLog, LineSink, LostLines
 from tandem.api.app_context import VERSION, AppContext
-from tandem.api.auth import REQUEST_ID_HEADER, ApiKeys, OriginCheck, RequestIds
+from tandem.api.auth import (
+    REQUEST_ID_HEADER,
+    ApiKeys,
+    OriginCheck,
+    RequestIds,
+    operator_ring,
+)
 from tandem.api.call_metrics import CallMetrics
 from tandem.api.chat import chat_endpoints
 from tandem.api.completions import completion_endpoints
@@ -27,6 +33,7 @@ from tandem.api.errors import REQUEST_ID, Refusal, Refused, error_response, refu
 from tandem.api.http_metrics import HttpCounting, HttpMetrics
 from tandem.api.intake import Intake
 from tandem.api.key_ring import KeyRing
+from tandem.api.kserve.endpoints import inference_endpoints
 from tandem.api.messages import messages_endpoints
 from tandem.api.metrics_page import PAGE_TYPES, metrics_page
 from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
@@ -68,10 +75,11 @@ def build_app(
     load: ServerLoad | None = None,
     encoders: Encoders | None = None,
 ) -> Starlette:
-    """The HTTP application over `generator`, in the shapes of OpenAI's and of Anthropic's API; an
-    ASGI server runs it. A `log` gets a line for each call; `ring` and `cache` are those of
-    `config`, for whoever changes them later; `adapters` are served as models of their own (None:
-    there can be none); `load` counts calls; `encoders` are served beside the model.
+    """The HTTP application over `generator`, in the shapes of OpenAI's and of Anthropic's API and
+    of the Open Inference Protocol; an ASGI server runs it. A `log` gets a line for each call;
+    `ring` and `cache` are those of `config`, for whoever changes them later; `adapters` are served
+    as models of their own (None: there can be none); `load` counts calls; `encoders` are served
+    beside the model.
     Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     load = load or ServerLoad()
@@ -94,6 +102,7 @@ def build_app(
         *completion_endpoints(context),
         *messages_endpoints(context),
         *token_endpoints(context),
+        *inference_endpoints(context),
         *probe_endpoints(context, load, http_metrics, log),
         prefix_cache_endpoint(context),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
@@ -101,8 +110,7 @@ def build_app(
     ]
     limits = _schema_limits(context)
     openapi = openapi_maker("Tandem", VERSION, endpoints, limits, has_keys=config.has_keys)
-    # Those whose answers may stream are those that generate.
-    routes = [load.counting(each.route) if each.events else each.route for each in endpoints]
+    routes = [load.counting(each.route) if each.is_load else each.route for each in endpoints]
     app = Starlette(
         routes=[*routes, document_route(openapi), reference_route(openapi)],
         middleware=[
@@ -160,8 +168,7 @@ def _middleware(config: ApiConfig, log: LineSink | None, ring: KeyRing) -> list[
             OriginCheck, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
         )
     )
-    operators = KeyRing(ApiConfig(key_files=config.operator_key_files))
-    layers.append(Middleware(ApiKeys, ring=ring, operators=operators))
+    layers.append(Middleware(ApiKeys, ring=ring, operators=operator_ring(config)))
     return layers
 
 

@@ -9,13 +9,25 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api.clock_and_entropy import fresh_id
+from tandem.api.config import ApiConfig
 from tandem.api.connections.table import client_network
 from tandem.api.errors import REQUEST_ID, Refusal, calls_anthropic, error_response
 from tandem.api.key_ring import KeyRing, digest_of
 
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
 OPEN_PATHS = frozenset(
-    {"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/docs", "/openapi.json"}
+    {
+        "/health",
+        "/ping",
+        "/ready",
+        "/load",
+        "/metrics",
+        "/version",
+        "/docs",
+        "/openapi.json",
+        "/v2/health/live",
+        "/v2/health/ready",
+    }
 )
 # Where the scope of a call says whose key it came with.
 TENANT = "tandem.tenant"
@@ -162,6 +174,18 @@ class ApiKeys:
         headers = {"WWW-Authenticate": "Bearer"}
         refusal = Refusal(401, message, "invalid_api_key", headers=headers)
         await error_response(scope, refusal)(scope, receive, send)
+
+
+def comes_in(headers: Headers, ring: KeyRing, operators: KeyRing) -> bool:
+    """Whether `ApiKeys` with these rings would let a call with these headers through."""
+    sent = _sent_key(headers)
+    rings = (ring, operators)
+    return ring.is_open or bool(sent and any(each.owner_of(sent) is not None for each in rings))
+
+
+def operator_ring(config: ApiConfig) -> KeyRing:
+    """The keys of operators. Raises `InvalidConfiguration` for a file that has none."""
+    return KeyRing(ApiConfig(key_files=config.operator_key_files))
 
 
 def _sent_key(headers: Headers) -> bytes:

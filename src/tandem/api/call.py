@@ -2,7 +2,7 @@
 the words of one API."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
@@ -19,7 +19,7 @@ from tandem.api.response_cache import ResponseLookup, cache_headers
 from tandem.api.responses import ScalingReport, Usage
 from tandem.api.scaling_request import Scaling
 from tandem.api.search_request import ONE_SEQUENCE, Search
-from tandem.api.whole_response import Transcript
+from tandem.api.whole_response import AnswerFrame, Transcript
 from tandem.facts.serving import Caller
 from tandem.text.tool_calls import ToolFormat
 
@@ -31,7 +31,7 @@ Scaled = ScalingReport | UnsetType
 class Call:
     """A call ready to run: choice c is the request of `lookups[c]`, for prompt
     c // choices_per_prompt. With `scaling` there is one choice, and its request is that of the
-    first sample."""
+    first sample. `headers` are those that its writer adds to an answer that does not stream."""
 
     body: GenerationBody
     answer_id: str
@@ -46,6 +46,7 @@ class Call:
     record: AnswerRecord | None = None
     scaling: Scaling | None = None
     search: Search = ONE_SEQUENCE
+    headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def returns_token_ids(self) -> bool:
@@ -70,7 +71,7 @@ class Call:
 
     def late_headers(self) -> dict[str, str]:
         """What is known of it once its answer begins."""
-        return self.degradation.headers() | cache_headers(self.lookups)
+        return self.degradation.headers() | cache_headers(self.lookups) | self.headers
 
     def fresh_call_id(self, prefix: str = "call_") -> str:
         """For a tool call of its answer."""
@@ -135,9 +136,11 @@ class ResponseWriter(Protocol):
         ...
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
-        """A choice of an answer that does not stream, in pieces."""
+        """A choice of an answer that does not stream, in pieces; none where all choices stand
+        together in the frame."""
         ...
 
-    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
-        """What stands before the choices of that answer, and after them."""
+    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> AnswerFrame:
+        """What stands before the choices of that answer, and after them. Asked for once, when all
+        of them are written."""
         ...

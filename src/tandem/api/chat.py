@@ -45,7 +45,13 @@ from tandem.api.scaling_request import asks_again, check_scaling
 from tandem.api.search_request import sequences_of
 from tandem.api.streaming import DONE, encoded_event, error_event
 from tandem.api.tool_choice import tool_use
-from tandem.api.whole_response import ID_BYTES, Transcript, filled_choice, split_at_choices
+from tandem.api.whole_response import (
+    ID_BYTES,
+    AnswerFrame,
+    Transcript,
+    filled_choice,
+    split_at_choices,
+)
 from tandem.facts.errors import InvalidRequest
 from tandem.text.detokenize import TokenBytes
 from tandem.text.model import TextModel
@@ -218,7 +224,7 @@ class ChatWriter:
         }
         return filled_choice(choice, texts, logprobs)
 
-    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
+    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> AnswerFrame:
         call = self._call
         answer = ChatAnswer(
             **self._head,

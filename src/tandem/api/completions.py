@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TypeAlias
 
 from msgspec import UNSET
 from msgspec.json import encode
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.api.app_context import AppContext
-from tandem.api.call import Call, Scaled, StreamUsage
+from tandem.api.call import Call, ResponseWriter, Scaled, StreamUsage
 from tandem.api.choice import ChoiceDelta
 from tandem.api.errors import Refusal
 from tandem.api.generation import GenerationSpec, create_answer
@@ -43,6 +44,7 @@ from tandem.api.streaming import DONE, encoded_event, error_event
 from tandem.api.whole_response import (
     CHAR_BYTES,
     ID_BYTES,
+    AnswerFrame,
     Transcript,
     filled_choice,
     split_at_choices,
@@ -51,46 +53,17 @@ from tandem.facts.errors import InvalidRequest
 from tandem.text.detokenize import TokenBytes
 
 _DEFAULT_MAX_TOKENS = 16
+# Makes the writer of a call, given what opens the text of each prompt's choices.
+WriterOf: TypeAlias = Callable[[Call, Sequence[str]], ResponseWriter]
 
 
 def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
     """The completions endpoint over `context`."""
 
     def spec_of(body: CompletionBody) -> GenerationSpec:
-        _check(body)
-        prompt_number = prompt_count(body.prompt)
-        check_choices(body, prompt_number, context)
-        check_scaling(body, prompt_number, context)
-        max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        # Where nothing is to follow the prompt, one token is drawn and not shown.
-        shows_answer, max_tokens = max_tokens > 0, max(1, max_tokens)
-        follow_up = None
-        if asks_again(body):
-            question = body.prompt if isinstance(body.prompt, str) else ""
-            follow_up = completion_follow_up(question, context.text, context.generator.card)
-
-        def read() -> tuple[list[Tokens], Callable[[Call], CompletionWriter]]:
-            card = context.generator.card
-            whole = completion_prompts(body, context.text, card)
-            prompts = [kept_end(each, body, max_tokens, card.context_tokens) for each in whole]
-            echoes = _echoes(body, prompts, context)
-            # What was read is not kept beside the prompts while the answer is written.
-            body.prompt, body.stop = "", None
-            names = context.text.token_bytes
-            return prompts, lambda call: CompletionWriter(call, body, names, echoes)
-
-        return GenerationSpec(
-            body,
-            "cmpl-",
-            read,
-            max_tokens=max_tokens,
-            named_tokens=max_tokens,
-            top_logprobs=body.logprobs,
-            choices=prompt_number * sequences_of(body),
-            follow_up=follow_up,
-            prompt_logprobs=prompt_alternatives(body),
-            scores_end=scores_echo(body),
-            shows_answer=shows_answer,
+        names = context.text.token_bytes
+        return completion_spec(
+            body, context, lambda call, echoes: CompletionWriter(call, body, names, echoes)
         )
 
     async def create_completion(request: Request) -> Response:
@@ -108,6 +81,47 @@ def completion_endpoints(context: AppContext) -> list[ApiEndpoint]:
             events=(CompletionAnswer,),
         )
     ]
+
+
+def completion_spec(
+    body: CompletionBody, context: AppContext, writer_of: WriterOf, *, id_prefix: str = "cmpl-"
+) -> GenerationSpec:
+    """What a completion call comes to, whichever API it came by: its answer is written by what
+    `writer_of` makes. Raises `InvalidRequest`."""
+    _check(body)
+    prompt_number = prompt_count(body.prompt)
+    check_choices(body, prompt_number, context)
+    check_scaling(body, prompt_number, context)
+    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # Where nothing is to follow the prompt, one token is drawn and not shown.
+    shows_answer, max_tokens = max_tokens > 0, max(1, max_tokens)
+    follow_up = None
+    if asks_again(body):
+        question = body.prompt if isinstance(body.prompt, str) else ""
+        follow_up = completion_follow_up(question, context.text, context.generator.card)
+
+    def read() -> tuple[list[Tokens], Callable[[Call], ResponseWriter]]:
+        card = context.generator.card
+        whole = completion_prompts(body, context.text, card)
+        prompts = [kept_end(each, body, max_tokens, card.context_tokens) for each in whole]
+        echoes = _echoes(body, prompts, context)
+        # What was read is not kept beside the prompts while the answer is written.
+        body.prompt, body.stop = "", None
+        return prompts, lambda call: writer_of(call, echoes)
+
+    return GenerationSpec(
+        body,
+        id_prefix,
+        read,
+        max_tokens=max_tokens,
+        named_tokens=max_tokens,
+        top_logprobs=body.logprobs,
+        choices=prompt_number * sequences_of(body),
+        follow_up=follow_up,
+        prompt_logprobs=prompt_alternatives(body),
+        scores_end=scores_echo(body),
+        shows_answer=shows_answer,
+    )
 
 
 class CompletionWriter:
@@ -206,7 +220,7 @@ class CompletionWriter:
             pieces += [b',"prompt_logprobs":', prompt_logprobs, b"}"]
         return pieces
 
-    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
+    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> AnswerFrame:
         answer = CompletionAnswer(**self._head, choices=[], usage=usage, scaling=scaling)
         return split_at_choices(answer)
 

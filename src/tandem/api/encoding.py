@@ -143,16 +143,27 @@ async def read_call(
 ) -> tuple[_Call, Body]:
     """The call and its body. Raises `Refused` also where no encoder has the name."""
     body = await read_body(request, body_type, context.config, held)
+    return encoder_call(request, context, encoders, held, body.model), body
+
+
+def encoder_call(
+    request: Request,
+    context: AppContext,
+    encoders: Encoders,
+    held: HeldBytes,
+    model: str | None,
+) -> _Call:
+    """A call of this encoder, whose body was read. Raises `Refused` where none has the name."""
     cards, names = encoders.cards, context.generator.card.names
-    if body.model is None:
+    if model is None:
         card = next(iter(cards.values()), None)
     else:
-        card = cards.get(names[0] if body.model in names else body.model)
+        card = cards.get(names[0] if model in names else model)
     if card is None:
         known = ", ".join(cards)
-        message = f"no encoder is called {(body.model or '')[:128]!r}; this server has {known}"
+        message = f"no encoder is called {(model or '')[:128]!r}; this server has {known}"
         raise Refused(Refusal(404, message, "model_not_found", "model"))
-    return _Call(request, context, encoders, held, card), body
+    return _Call(request, context, encoders, held, card)
 
 
 def encoder_endpoints(context: AppContext, encoders: Encoders) -> list[ApiEndpoint]:

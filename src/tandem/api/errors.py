@@ -1,4 +1,5 @@
-"""Error answers: one shape for every status, OpenAI's, or Anthropic's where its API was called."""
+"""Error answers: one shape for every status, OpenAI's, or that of Anthropic's API or of the Open
+Inference Protocol where these were called."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from tandem.api.clock_and_entropy import fresh_chance
+from tandem.api.kserve.answers import InferenceError
 from tandem.api.messages_responses import MessageError, MessageErrorCode, MessageErrorDetail
 from tandem.api.responses import ErrorAnswer, ErrorDetail
 from tandem.facts.backoff import retry_after
@@ -41,6 +43,7 @@ _ANTHROPIC_TYPES = {
 # By the code, whichever status it has: it is worth another try.
 _ANTHROPIC_OVERLOADED = ("overloaded", "not_ready", "too_many_connections")
 _ANTHROPIC_PATH = "/v1/messages"
+_INFERENCE_PATH = "/v2"
 # Where the scope of a call has its request id.
 REQUEST_ID = "tandem.request_id"
 
@@ -72,6 +75,10 @@ class Refusal:
     def openai_body(self) -> bytes:
         return msgspec.json.encode(ErrorAnswer(error=self.detail()))
 
+    def inference_body(self) -> bytes:
+        """As the Open Inference Protocol has it: a line alone, which names the field."""
+        return msgspec.json.encode(InferenceError(error=_shown(self.message, _MESSAGE_CHARS)))
+
     def anthropic_body(self, request_id: str) -> bytes:
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
         detail = MessageErrorDetail(
@@ -89,15 +96,23 @@ REFUSAL = "tandem.refusal"
 def calls_anthropic(scope: Scope) -> bool:
     """Whether the path is one of Anthropic's API, also under a prefix that the application is
     mounted at."""
+    return _is_under(scope, _ANTHROPIC_PATH)
+
+
+def _is_under(scope: Scope, prefix: str) -> bool:
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
+    return path == prefix or path.startswith(f"{prefix}/")
 
 
 def error_response(scope: Scope, refusal: Refusal) -> Response:
     """The answer to a refused call, in the shape of the API that it called."""
     note_refusal(scope, refusal)
-    anthropic = calls_anthropic(scope)
-    body = refusal.anthropic_body(scope.get(REQUEST_ID, "")) if anthropic else refusal.openai_body()
+    if calls_anthropic(scope):
+        body = refusal.anthropic_body(scope.get(REQUEST_ID, ""))
+    elif _is_under(scope, _INFERENCE_PATH):
+        body = refusal.inference_body()
+    else:
+        body = refusal.openai_body()
     return Response(body, refusal.status, dict(refusal.headers), media_type="application/json")
 
 

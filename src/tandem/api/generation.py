@@ -3,10 +3,10 @@
 What cannot run is refused here, before anything is computed; `answering.py` makes the answer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from tandem.api.call import Call, ResponseWriter
 from tandem.api.choice import Presentation, UsageMeter
 from tandem.api.clock_and_entropy import fresh_id, unix_time_s
 from tandem.api.degradation import Degradation
+from tandem.api.intake import HeldBytes
 from tandem.api.prompt_scores import check_prompts, scored_once
 from tandem.api.prompts import Tokens
 from tandem.api.request_body import read_body
@@ -45,6 +46,16 @@ from tandem.text.tools import CallsInAnswer
 from tandem.text.xml_calls import Parameter
 
 Body = TypeVar("Body", bound=ModelBody)
+
+
+class NamesModel(Protocol):
+    """A call as it was sent: the model is known before the rest means anything."""
+
+    @property
+    def model(self) -> str | None: ...
+
+
+Sent = TypeVar("Sent", bound=NamesModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +105,27 @@ async def create_answer(
     """Reads and checks a call, and answers it as a stream or at once; `remembers` where `spec_of`
     looks at what was kept of earlier calls, which only the event loop may. Raises `Refused` and
     `TandemError` for what cannot run."""
+    return await answer_sent(
+        request,
+        context,
+        lambda held: read_body(request, body_type, context.config, held),
+        spec_of,
+        remembers=remembers,
+    )
+
+
+async def answer_sent(
+    request: HttpRequest,
+    context: AppContext,
+    read: Callable[[HeldBytes], Awaitable[Sent]],
+    spec_of: Callable[[Sent], GenerationSpec],
+    *,
+    remembers: bool = False,
+) -> Response:
+    """`create_answer` to a call whose body `read` reads in its own way."""
     card = context.generator.card
     with context.holding_body(request) as held:
-        sent = await read_body(request, body_type, context.config, held)
+        sent = await read(held)
         context.check_ready(sent.model)
         adapter = context.adapter_of(sent.model)
         if remembers:

@@ -37,7 +37,7 @@ from tandem.api.messages_responses import (
 )
 from tandem.api.responses import CompletionTokensDetails, Finish, Usage
 from tandem.api.streaming import named_event
-from tandem.api.whole_response import Transcript, filled_choice, split_at_field
+from tandem.api.whole_response import AnswerFrame, Transcript, filled_choice, split_at_field
 from tandem.text.tool_calls import CallPart, ToolCall, sent_object
 
 _STOP_REASONS: dict[Finish | None, StopReason] = {
@@ -133,9 +133,10 @@ class MessagesWriter:
         self,
         usage: Usage,
         scaling: Scaled = UNSET,
-    ) -> tuple[bytes, bytes]:
+    ) -> AnswerFrame:
         answer = _encode(self._answer(_message_usage(usage)))
-        return split_at_field(answer, b"content", _NO_CHOICE)
+        before, after = split_at_field(answer, b"content", _NO_CHOICE)
+        return [before], [after]
 
     def _answer(self, usage: MessageUsage) -> MessageAnswer:
         call = self._call

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from tandem.api import requests, responses
 from tandem.api.auth import OPEN_PATHS
+from tandem.api.kserve.answers import LivenessAnswer, ModelReadiness, ReadinessAnswer
 from tandem.api.messages_requests import MessageCountBody
 from tandem.api.responses_body import ConversationBody
 from tandem.api.schema_rules import SchemaLimits, apply_rules
@@ -37,6 +38,9 @@ _ERRORS = {
 }
 # Only a call that may carry a body can meet these.
 _BODY_ERRORS = {403, 413, 415, 429}
+# These say with status 503 that it is not so.
+_PROBES = (responses.StatusAnswer, LivenessAnswer, ReadinessAnswer, ModelReadiness)
+_BINARY = "application/octet-stream"
 Handler = Callable[[Request], Awaitable[Response]]
 Document = dict[str, Any]
 
@@ -49,7 +53,9 @@ class ApiEndpoint:
     `path` is Starlette's, which may take parameters. `body` is the type of the JSON body, None
     for calls without one; `answer` that of the answer, None where it is a text of one of
     `text_types`; `events` those of a streamed answer's events, and `error` that of a refusal, in
-    the stream as well. `query` has the JSON schemas of the parameters behind the path, by name.
+    the stream as well. `query` has the JSON schemas of the parameters behind the path, by name. In
+    both directions bytes may follow JSON where `has_binary`. `generates` says that calls do, though
+    their answers never stream.
     """
 
     method: str
@@ -62,6 +68,13 @@ class ApiEndpoint:
     error: type[msgspec.Struct] = responses.ErrorAnswer
     text_types: Sequence[str] = ("text/plain",)
     query: Mapping[str, Document] = field(default_factory=dict)
+    has_binary: bool = False
+    generates: bool = False
+
+    @property
+    def is_load(self) -> bool:
+        """Whether its calls generate, as those do whose answers may stream."""
+        return self.generates or bool(self.events)
 
     @property
     def route(self) -> Route:
@@ -121,7 +134,10 @@ def _operation(endpoint: ApiEndpoint) -> Document:
     if endpoint.body is not None:
         example = requests.EXAMPLES[endpoint.body.__name__]
         media = {"schema": _reference(endpoint.body), "example": example}
-        operation["requestBody"] = {"required": True, "content": {"application/json": media}}
+        content: Document = {"application/json": media}
+        if endpoint.has_binary:
+            content[_BINARY] = {}
+        operation["requestBody"] = {"required": True, "content": content}
     operation["responses"] = _responses(endpoint)
     return operation
 
@@ -137,6 +153,8 @@ def _responses(endpoint: ApiEndpoint) -> Document:
         texts: Document = {kind: {} for kind in endpoint.text_types}
         return {"200": {"description": "Successful Response", "content": texts}}
     content: Document = {"application/json": {"schema": _reference(endpoint.answer)}}
+    if endpoint.has_binary:
+        content[_BINARY] = {}
     if endpoint.events:
         content["text/event-stream"] = {"schema": _server_sent(endpoint)}
     error = {"application/json": {"schema": _reference(endpoint.error)}}
@@ -144,7 +162,7 @@ def _responses(endpoint: ApiEndpoint) -> Document:
     for status, meaning in _ERRORS.items():
         if endpoint.method == "POST" or status not in _BODY_ERRORS:
             answers[str(status)] = {"description": meaning, "content": error}
-    if endpoint.answer is responses.StatusAnswer:
+    if endpoint.answer in _PROBES:
         answers["503"] = {"description": "Not now", "content": content}
     return answers
 

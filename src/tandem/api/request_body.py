@@ -5,6 +5,7 @@ Size, nesting, encoding and duplicate keys are checked before any of it means so
 
 import asyncio
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -53,14 +54,20 @@ async def read_body(
     """The body, whose bytes are taken from `held`. Raises `Refused`: 408 too slow, 413 too large,
     415 not JSON, 400 anything wrong inside, 429 and 503 where too much else is being read."""
     _check_media_type(request)
+    data = await body_bytes(request, config, held)
+    return await held.run_off_loop(request, lambda: parse_body(data, body_type, config.max_nesting))
+
+
+async def body_bytes(request: Request, config: ApiConfig, held: HeldBytes) -> bytes:
+    """What the client sent, of whatever media type. Raises `Refused` as `read_body` does."""
+    check_not_compressed(request)
     try:
         async with asyncio.timeout(config.body_timeout_s):
-            data = await _collect(request, held)
+            return await _collect(request, held)
     except TimeoutError as error:
         raise Refused(Refusal(408, "the body did not arrive in time", "body_timeout")) from error
     except ClientDisconnect as error:
         raise Refused(Refusal(400, "the body broke off", "incomplete_body")) from error
-    return await held.run_off_loop(request, lambda: parse_body(data, body_type, config.max_nesting))
 
 
 def _check_media_type(request: Request) -> None:
@@ -70,6 +77,10 @@ def _check_media_type(request: Request) -> None:
     if media_type != "application/json":
         problem = "the body must be declared as JSON: send Content-Type: application/json"
         raise Refused(Refusal(415, problem, "unsupported_media_type"))
+
+
+def check_not_compressed(request: Request) -> None:
+    """Raises `Refused` with 415."""
     encodings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
     if any(encoding.strip() not in ("", "identity") for encoding in encodings):
         problem = "the body must not be compressed: send it without Content-Encoding"
@@ -98,9 +109,19 @@ async def _collect(request: Request, held: HeldBytes) -> bytes:
 
 def parse_body(data: bytes, body_type: type[Body], max_nesting: int) -> Body:
     """The body in `data`. Raises `Refused` with status 400 naming what is wrong, or 413."""
+    return body_of(parse_document(data, max_nesting), body_type)
+
+
+def parse_document(data: bytes, max_nesting: int) -> dict[str, Any]:
+    """The JSON object in `data`. Raises `Refused` as `parse_body` does."""
     document = _load(data, max_nesting)
     if not isinstance(document, dict):
         raise Refused(Refusal(400, "the body must be a JSON object", "invalid_json"))
+    return document
+
+
+def body_of(document: Mapping[str, object], body_type: type[Body]) -> Body:
+    """The body that an object in JSON is. Raises `Refused` with status 400 naming what is wrong."""
     try:
         return msgspec.convert(own_fields(document, body_type), body_type)
     except msgspec.ValidationError as error:

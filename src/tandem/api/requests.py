@@ -56,6 +56,21 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "ConversationBody": {"input": "Hello!"},
     "TokenizeBody": {"messages": _CHAT_MESSAGES},
     "DetokenizeBody": {"tokens": [72, 105]},
+    "InferBody": {
+        "inputs": [
+            {
+                "name": "text_input",
+                "shape": [1],
+                "datatype": "BYTES",
+                "data": ["Once upon a time"],
+            },
+            {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [32]},
+        ]
+    },
+    "GenerateBody": {
+        "text_input": "Once upon a time",
+        "parameters": {"max_tokens": 32, "temperature": 0},
+    },
     "LoadAdapterBody": {"lora_name": "sql", "lora_path": "/adapters/sql"},
     "UnloadAdapterBody": {"lora_name": "sql"},
     "EmbeddingBody": {"input": _TEXTS},

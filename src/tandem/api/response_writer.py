@@ -30,7 +30,7 @@ from tandem.api.response_items import (
 )
 from tandem.api.response_stream import OutputStream
 from tandem.api.responses import Finish, Usage
-from tandem.api.whole_response import Transcript, split_at_field
+from tandem.api.whole_response import AnswerFrame, Transcript, split_at_field
 
 _STATUSES: dict[Finish | None, ResponseStatus] = {
     None: "failed",
@@ -59,7 +59,7 @@ class ResponsesWriter:
         self._stream = OutputStream(call.answer_id, call.fresh_call_id)
         self._begun = False
         self._finish: Finish | None = None
-        self._usage: Usage | None = None
+        self._transcript: Transcript | None = None
 
     def delta_event(
         self, delta: ChoiceDelta, usage: StreamUsage, scaling: Scaled = UNSET
@@ -108,22 +108,23 @@ class ResponsesWriter:
         return 0
 
     def choice_pieces(self, transcript: Transcript) -> list[bytes]:
-        """The whole response: how it has ended stands before its output."""
-        assert self._usage is not None
+        """None yet: how the response has ended stands before its output."""
+        self._transcript = transcript
+        return []
+
+    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> AnswerFrame:
+        """The whole response; nothing stands behind its one choice."""
+        transcript = self._transcript
+        assert transcript is not None
         head, tail = split_at_field(
-            encode(self._ended(transcript.finish_reason, self._usage)), b"output", b"[]"
+            encode(self._ended(transcript.finish_reason, usage)), b"output", b"[]"
         )
         pieces = [head, b"["]
         for place, item in enumerate(self._items(transcript)):
             pieces += [b",", *item] if place else item
         pieces += [b"]", tail]
         self._keep(pieces)
-        return pieces
-
-    def answer_frame(self, usage: Usage, scaling: Scaled = UNSET) -> tuple[bytes, bytes]:
-        """Nothing stands around the one choice."""
-        self._usage = usage
-        return b"", b""
+        return pieces, []
 
     def _ended(self, finish: Finish | None, usage: Usage) -> ResponseObject:
         """The response without its output."""

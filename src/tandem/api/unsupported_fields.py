@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from tandem.api.body_fields import ModelBody
 from tandem.api.errors import Refusal, Refused
 from tandem.api.other_fields import OPENAI, OtherFields
 
@@ -43,7 +42,8 @@ def unsupported(param: str, problem: str) -> Refused:
 
 
 def _others(body_type: type[Struct]) -> OtherFields:
-    return body_type.other_fields if issubclass(body_type, ModelBody) else OPENAI
+    others: OtherFields = getattr(body_type, "other_fields", OPENAI)
+    return others
 
 
 def _check_unsupported(

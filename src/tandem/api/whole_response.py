@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
+from typing import TypeAlias
 
 import msgspec
 from starlette.responses import Response
@@ -133,6 +134,8 @@ _TOKEN_BYTES = 12
 _ENTRY_BYTES = 40
 
 _encoder = msgspec.json.Encoder()
+# What stands before the choices of an answer, and what after, both in pieces.
+AnswerFrame: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
 
 
 class JsonList:
@@ -218,10 +221,10 @@ def split_at_field(encoded: bytes, field: bytes, value: bytes) -> tuple[bytes, b
     return before + name, after
 
 
-def split_at_choices(answer: msgspec.Struct) -> tuple[bytes, bytes]:
-    """An answer without choices as JSON: what stands before them, and what after."""
+def split_at_choices(answer: msgspec.Struct) -> AnswerFrame:
+    """An answer without choices as JSON."""
     before, after = split_at_field(_encoder.encode(answer), b"choices", b"[]")
-    return before + b"[", b"]" + after
+    return [before + b"["], [b"]" + after]
 
 
 class Transcript:
@@ -237,6 +240,7 @@ class Transcript:
         self.tool_calls = CallsSoFar()
         self.calls_before_text = 0
         self.tokens = array("I")
+        self.token_count = 0
         self.logprobs = {name: JsonList() for name in logprobs_lists}
         self.has_logprobs = False
         self.finish_reason: Finish | None = None
@@ -250,6 +254,7 @@ class Transcript:
         kept, about."""
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        self.token_count += len(delta.tokens)
         more_bytes = self.text.append(delta.text) + self.reasoning.append(delta.reasoning)
         if not self._has_text:
             self._has_text = bool(delta.text)

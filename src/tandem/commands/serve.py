@@ -43,6 +43,7 @@ from tandem.config.hardware.worker import bundled_devices
 from tandem.config.options import ServeOptions, parse_bytes, read_options
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.adapters import check_adapters
+from tandem.live.grpc_port import try_grpc_port
 from tandem.live.http_server import PATIENCE_S, listen, url_of
 from tandem.live.launching.state_directory import sweep
 from tandem.live.processes.before_start import check_before_start
@@ -178,6 +179,7 @@ def serve_here(model: str | None, options: ServeOptions, console: Console) -> No
     # The address is taken before the model is loaded: a taken port is said at once.
     with listen(options.host, options.port) as listener:
         exposure = _exposure_of(options)
+        try_grpc_port(options)
         check_adapters(options, check_model(model, options))
         check_encoders(options.encoder_models, options.revision)
         print_warning(console, exposure)

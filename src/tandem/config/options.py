@@ -202,6 +202,14 @@ class ServeOptions(
 
     host: Annotated[str, _of_gateways("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, _of_gateways("Port to listen on; 0: any free one.", ge=0, le=65535)] = 8000
+    grpc_port: Annotated[
+        int,
+        _of_gateways(
+            "Port for gRPC (the Open Inference Protocol); 0: none. Needs tandem[grpc].",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
     api_key: Annotated[
         tuple[str, ...],
         _of_gateways(

@@ -1,5 +1,5 @@
-"""What is said when a server or a cluster has started: who drafts for the model, and which adapters
-are served beside it."""
+"""What is said when a server or a cluster has started: who drafts for the model, which adapters are
+served beside it, and where gRPC is spoken."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -29,7 +29,14 @@ def beside_the_model(
         notes.append(_speculation(options, drafts_from or options.speculation_model))
     if options.enable_lora:
         notes.append(_adapters(options, adapters, adapter_bytes))
+    if options.grpc_port:
+        notes.append(f"gRPC: {grpc_address(options)}")
     return tuple(notes)
+
+
+def grpc_address(options: ServeOptions) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{host}:{options.grpc_port}"
 
 
 def _speculation(options: ServeOptions, drafts_from: str) -> str:

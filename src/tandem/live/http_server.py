@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -25,9 +25,36 @@ PATIENCE_S = 10
 SHUTDOWN_S = 3
 
 
+class Companion(Protocol):
+    """A server of another protocol over the same application, in the same event loop."""
+
+    async def start(self) -> None:
+        """Raises `InvalidConfiguration` where it cannot listen."""
+        ...
+
+    async def stop(self, patience_s: float) -> None:
+        """Takes no new calls; those under way may end within so many seconds."""
+        ...
+
+
 class HttpServer(uvicorn.Server):
-    """Leaves the signals alone: who runs it decides what they mean (uvicorn itself would raise
-    them again after an orderly end, and the process would look killed)."""
+    """Starts and ends together with its `companion`, if it has one. Leaves the signals alone: who
+    runs it decides what they mean (uvicorn itself would raise them again after an orderly end, and
+    the process would look killed)."""
+
+    companion: Companion | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.companion is not None:
+            await self.companion.start()
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.companion is None:
+            await super().shutdown(sockets)
+            return
+        patience_s = PATIENCE_S + SHUTDOWN_S
+        await asyncio.gather(super().shutdown(sockets), self.companion.stop(patience_s))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,18 +82,26 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server_over(
-    app: ASGIApp, limits: ConnectionLimits, log_level: str, *, logs_access: bool = False
+    app: ASGIApp,
+    limits: ConnectionLimits,
+    log_level: str,
+    *,
+    logs_access: bool = False,
+    companion: Companion | None = None,
 ) -> HttpServer:
     """For a process that serves this application. Not running yet; its end takes `PATIENCE_S` and
     `SHUTDOWN_S` at most. As many clients may come as the system lets this process have files. An
-    application that `logs_access` has no other access log, which `debug` brings otherwise."""
+    application that `logs_access` has no other access log, which `debug` brings otherwise. A
+    `companion` starts and ends with it."""
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # What the process is made of lives as long as it does: the collector need not go through it,
     # with all threads waiting, whenever a large request has made many objects.
     gc.freeze()
-    return bounded_server(app, limits, log_level, logs_access=logs_access)
+    server = bounded_server(app, limits, log_level, logs_access=logs_access)
+    server.companion = companion
+    return server
 
 
 def bounded_server(

@@ -24,7 +24,13 @@ from tandem.api.unsupported_fields import SUPPORT
 Schema = Mapping[str, Any]
 
 _POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-_ERROR_SCHEMAS = ("ErrorAnswer", "MessageError")
+# The shape of errors, and those that calls of other APIs have.
+_ERROR_SCHEMA = "ErrorAnswer"
+_OTHER_ERRORS = {
+    "MessageError": "of Anthropic's API",
+    "InferenceError": "of the Open Inference Protocol",
+}
+_ERROR_SCHEMAS = (_ERROR_SCHEMA, *_OTHER_ERRORS)
 # A bound beyond it only says how numbers are stored.
 _TELLING_BOUND = 1 << 30
 _BOUNDS = {
@@ -63,9 +69,11 @@ def reference_page(document: Mapping[str, Any], base_url: str) -> str:
         needs_key=any(operation.guarded for operation in operations),
         groups=groups,
         errors=dict(sorted(errors.items())),
-        error_schemas=_ERROR_SCHEMAS,
+        error_schema=_ERROR_SCHEMA,
+        other_errors=_OTHER_ERRORS,
         schemas=document["components"]["schemas"],
-        shown_above={operation.body_schema for operation in operations},
+        # The first call with a body shows it.
+        shown_above={each.body_schema: each.anchor for each in reversed(operations)},
     )
 
 

@@ -28,6 +28,7 @@ from tandem.config.machine_share import on_ray, refused_placement
 from tandem.config.policies import learning_of, planning_config, router_policies
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.adapters import lora_modules
+from tandem.live.grpc_port import try_grpc_port
 from tandem.live.http_server import NoSuchHost, listen
 from tandem.live.launching.state_directory import ClusterRunning, StateDirectory
 from tandem.live.processes.setups import MAIN, Setups, listen_address
@@ -170,6 +171,8 @@ def _try_addresses(file: LiveFile) -> None:
     except InvalidConfiguration as error:
         key = "serve.host" if isinstance(error, NoSuchHost) else "serve.port"
         raise _placed(error, file, key) from error
+    with _refused_at(file, "serve.grpc_port"):
+        try_grpc_port(options)
     host, port = listen_address(file.cluster)
     if not port or not _is_address(host):
         return

@@ -63,6 +63,7 @@ from tandem.live.gateway.history import MOST_EXPLAINED
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.reconfiguration import NewConfiguration, Reconfiguration
 from tandem.live.gateway.shape_simulator import SHAPE_SIMULATION
+from tandem.live.grpc_port import grpc_port
 from tandem.live.http_server import http_server_over, listen, url_of
 from tandem.live.launching.state_directory import ADAPTERS_FILE
 from tandem.live.processes.journal import RecordedFile, with_journal
@@ -325,8 +326,13 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         adapters=adapters,
         encoders=encoders,
     )
+    grpc, context_tokens = grpc_port(setup.options, shared=True), assembled.card.context_tokens
     http = http_server_over(
-        app, assembled.api.connections, setup.options.log_level, logs_access=log is not None
+        app,
+        assembled.api.connections,
+        setup.options.log_level,
+        logs_access=log is not None,
+        companion=None if grpc is None else grpc.server(app, assembled.api, context_tokens, ring),
     )
     if log is not None:
         log.start()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
+from tandem.api.key_ring import KeyRing
 from tandem.api.server_load import ServerLoad
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.config.api_options import api_config
@@ -25,6 +26,7 @@ from tandem.live.adapters import AdapterRegistry, wanted_modules
 from tandem.live.cascade import Cascade, LocalGenerator
 from tandem.live.clock import wall_clock_s
 from tandem.live.encoders import LiveEncoders
+from tandem.live.grpc_port import GrpcPort, grpc_port
 from tandem.live.http_server import HttpServer, http_server_over, listen
 from tandem.live.local_worker import LocalWorker
 from tandem.live.processes.cascade import (
@@ -46,7 +48,8 @@ from tandem.text.model import TextModel
 class Server:
     """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen. Calls go to
     the `log`, if there is one; `adapters` are served beside the model (None: there can be none).
-    `load` counts the calls; `encoders` are None where there are none."""
+    `load` counts the calls; `encoders` are None where there are none; `grpc` is where that is
+    spoken, if it is."""
 
     worker: LocalGenerator
     text: TextModel
@@ -56,6 +59,7 @@ class Server:
     adapters: AdapterRegistry | None = None
     load: ServerLoad = field(default_factory=ServerLoad)
     encoders: LiveEncoders | None = None
+    grpc: GrpcPort | None = None
 
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
@@ -63,6 +67,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     `InvalidConfiguration`."""
     # A file that cannot be written is said before a model is loaded.
     log = access_log(options.access_log)
+    grpc = grpc_port(options)
     floor = confidence_floor(options)
     large, small = _planned(model, options) if floor is None else plan_cascade(model, options)
     text = _text_of(large)
@@ -88,7 +93,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     encoders = load_encoders(options, large.planned.plan.threads, served, behind)
     if encoders is not None:
         notes = (*notes, f"encoders: {', '.join(encoders.cards)}")
-    return Server(worker, text, api, notes, log, adapters, encoders=encoders)
+    return Server(worker, text, api, notes, log, adapters, encoders=encoders, grpc=grpc)
 
 
 def _adapters(model: ServedModel, options: ServeOptions) -> AdapterRegistry | None:
@@ -185,17 +190,25 @@ def _beside(model: ServedModel, adapters: AdapterRegistry | None) -> tuple[str, 
 
 def http_server(server: Server, log_level: str) -> HttpServer:
     """The HTTP server over an assembled server; run it inside `running`."""
-    log = server.log
+    log, ring = server.log, KeyRing(server.api)
     app = build_app(
         server.worker,
         server.text,
         server.api,
         log,
+        ring,
         adapters=server.adapters,
         load=server.load,
         encoders=server.encoders,
     )
-    return http_server_over(app, server.api.connections, log_level, logs_access=log is not None)
+    grpc, context_tokens = server.grpc, server.worker.card.context_tokens
+    return http_server_over(
+        app,
+        server.api.connections,
+        log_level,
+        logs_access=log is not None,
+        companion=None if grpc is None else grpc.server(app, server.api, context_tokens, ring),
+    )
 
 
 @asynccontextmanager
