@@ -7,7 +7,7 @@ ARGS ?=
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: serve test chaos laws fuzz attacks lint format bench constraints clean
+.PHONY: serve test chaos laws fuzz attacks clients lint format bench constraints clean
 
 serve: .venv/installed
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
@@ -32,6 +32,11 @@ fuzz: .venv/installed-test
 # What attacks cost a real server: make attacks ARGS="--against CHECKOUT --only heads,memory".
 attacks: .venv/installed-test
 	$(BIN)/python -m tests.attacks $(ARGS)
+
+# Clients that others wrote, in environments of their own, and docs/clients.md out of what they find:
+# make clients ARGS="--only openai,llm --server".
+clients: .venv/installed-test
+	$(BIN)/python -m tests.clients $(ARGS)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -68,4 +73,4 @@ constraints: .venv/installed-test
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis results
+	rm -rf .venv .clients .mypy_cache .pytest_cache .ruff_cache .hypothesis results

@@ -487,6 +487,12 @@ def test_what_cannot_be_is_named(http, generator, fields, named):
     assert not generator.requests
 
 
+def test_a_refused_thread_has_the_code_by_which_clients_go_on_without(http):
+    error = refusal_of(http.post(PATH, json=ASKED | {"thread": {"type": "create"}}), 400)
+    assert error["details"]["error_code"] == "thread_unsupported_request"
+    assert "thread" in error["message"]
+
+
 def test_what_asks_for_nothing_is_accepted(http):
     ask(
         http,

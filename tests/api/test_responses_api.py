@@ -131,7 +131,8 @@ def check_events(events) -> None:
 
 
 def test_events_have_names_and_no_end_mark(http, generator):
-    body = {"input": "hello", "stream": True, "stream_options": {"include_obfuscation": False}}
+    options = {"include_obfuscation": False, "include_usage": True}
+    body = {"input": "hello", "stream": True, "stream_options": options}
     response = http.post(PATH, json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
     events = response.text.strip().split("\n\n")
@@ -139,6 +140,13 @@ def test_events_have_names_and_no_end_mark(http, generator):
         name, data = event.split("\n")
         assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
     assert "[DONE]" not in response.text
+
+
+def test_load_generators_can_keep_an_answer_from_ending(client, generator):
+    respond(client, extra_body={"ignore_eos": True})
+    assert generator.requests[-1].sampling.stop_token_ids == ()
+    respond(client)
+    assert generator.requests[-1].sampling.stop_token_ids
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class OtherFields:
     """Fields by name: those that are `ignored`, and those that are `refused` unless they are null
-    or have one of these values, which ask for nothing beyond what every answer is."""
+    or have one of these values, which ask for nothing beyond what every answer is. `codes`: by
+    which a client knows the refusal of a field that it can do without."""
 
     ignored: frozenset[str] = frozenset()
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    codes: Mapping[str, str] = field(default_factory=dict)
 
     def __or__(self, more: "OtherFields") -> "OtherFields":
-        return OtherFields(self.ignored | more.ignored, {**self.refused, **more.refused})
+        return OtherFields(
+            self.ignored | more.ignored,
+            {**self.refused, **more.refused},
+            {**self.codes, **more.codes},
+        )
 
 
 # What is ignored changes nothing of the tokens or the text of an answer: no tokenizer that is used
@@ -105,5 +111,8 @@ ANTHROPIC = OtherFields(
         "mcp_servers": ([],),
         "context_management": ({}, {"edits": []}),
         "inference_geo": (),
+        "thread": (),
     },
+    # Anthropic's tool runner asks for a thread first, and then sends whole conversations.
+    {"thread": "thread_unsupported_request"},
 )

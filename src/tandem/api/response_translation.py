@@ -67,7 +67,8 @@ def response_body(sent: ResponsesBody) -> ChatBody:
     for name, value in client_values(sent, _CLIENT_FIELDS).items():
         setattr(body, name, value)
     body.max_completion_tokens = sent.max_output_tokens
-    body.seed, body.agent, body.stream = sent.seed, sent.agent, sent.stream
+    body.seed, body.ignore_eos = sent.seed, sent.ignore_eos
+    body.agent, body.stream = sent.agent, sent.stream
     if LOGPROBS in (sent.include or ()) or sent.top_logprobs:
         body.logprobs, body.top_logprobs = True, sent.top_logprobs
     return body

@@ -117,6 +117,9 @@ class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Annotated[bool | None, means("Accepted without effect.")] = None
+    include_usage: Annotated[
+        bool | None, means("Accepted without effect: the last event always has the usage.")
+    ] = None
 
 
 class ConversationBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
@@ -176,6 +179,9 @@ class ResponsesBody(ConversationBody, kw_only=True, forbid_unknown_fields=True):
         int | None,
         means("64 bits. Same seed and request, same tokens. Absent: the server draws one."),
     ] = None
+    ignore_eos: Annotated[bool | None, means("The model's end tokens do not end the answer.")] = (
+        None
+    )
     store: Annotated[
         bool | None, means("Whether the response is kept for later calls. Default: true.")
     ] = None

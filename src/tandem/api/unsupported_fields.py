@@ -21,7 +21,7 @@ def own_fields(document: Mapping[str, object], body_type: type[Struct]) -> dict[
         if name in known:
             own[name] = value
         elif name not in others.ignored:
-            _check_unsupported(name, value, known, others.refused)
+            _check_unsupported(name, value, known, others)
     return own
 
 
@@ -36,9 +36,9 @@ def unsupported_fields(body_type: type[Struct]) -> dict[str, object]:
     }
 
 
-def unsupported(param: str, problem: str) -> Refused:
+def unsupported(param: str, problem: str, code: str = "unsupported_parameter") -> Refused:
     """A known field, or a value of one, that this server does not support."""
-    return Refused(Refusal(400, f"{param} {problem}", "unsupported_parameter", param))
+    return Refused(Refusal(400, f"{param} {problem}", code, param))
 
 
 def _others(body_type: type[Struct]) -> OtherFields:
@@ -47,12 +47,13 @@ def _others(body_type: type[Struct]) -> OtherFields:
 
 
 def _check_unsupported(
-    name: str, value: object, known: tuple[str, ...], refused: Mapping[str, tuple[object, ...]]
+    name: str, value: object, known: tuple[str, ...], others: OtherFields
 ) -> None:
-    if name in refused:
-        if value is None or any(_are_equal(value, each) for each in refused[name]):
+    if name in others.refused:
+        if value is None or any(_are_equal(value, each) for each in others.refused[name]):
             return
-        raise unsupported(name, "is not supported by this server")
+        code = others.codes.get(name, "unsupported_parameter")
+        raise unsupported(name, "is not supported by this server", code)
     close = difflib.get_close_matches(name[:64], known, n=1)
     remedy = f"; did you mean {close[0]!r}?" if close else ""
     # A hostile name may be megabytes long.

@@ -30,8 +30,9 @@ class PromptTooLong(InvalidRequest):
         at_least = "" if exact else "at least "
         super().__init__(
             "prompt",
-            f"has {at_least}{prompt_tokens} tokens; the context holds {context_tokens}, "
-            "and at least one must stay free for the answer",
+            # Clients that know no codes know too long a prompt by "maximum context length".
+            f"has {at_least}{prompt_tokens} tokens; this model's maximum context length is "
+            f"{context_tokens} tokens, and at least one must stay free for the answer",
         )
 
 
