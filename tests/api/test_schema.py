@@ -47,7 +47,7 @@ BEYOND_SCHEMAS = re.compile(
             "must be one text or as many as",
             "with scaling",
             "is too large for use_beam_search",
-            "the context holds",
+            "maximum context length",
             "the model reads at most",
         )
     )

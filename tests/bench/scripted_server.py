@@ -16,6 +16,8 @@ from aiohttp import web
 
 BLOCK_TOKENS = 16
 VOCABULARY_TOKENS = 5000
+# Ends every answer of which token ids are told.
+END_ID = 1
 
 Reply = Callable[[list[dict[str, Any]]], str | dict[str, Any]]
 
@@ -37,6 +39,7 @@ class Script:
     tells_vocabulary: bool = True
     has_tokenize: bool = True
     has_cache: bool = True
+    tells_token_ids: bool = True
     api_key: str | None = None
     crumbs: int | None = None
 
@@ -53,6 +56,7 @@ class ScriptedServer:
     def __enter__(self) -> "ScriptedServer":
         self._started = threading.Event()
         self._cached: set[tuple[int, ...]] = set()
+        self._words_by_id: dict[int, str] = {}
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
         assert self._started.wait(10)
@@ -69,6 +73,8 @@ class ScriptedServer:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_get("/tokenizer_info", self._tokenizer_info)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
         runner = web.AppRunner(
@@ -95,6 +101,15 @@ class ScriptedServer:
         ids = token_ids((await request.json())["prompt"])
         return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": 4096})
 
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        """Of tokens that answers had; the special one in front is shown."""
+        words = {END_ID: "<end>", **self._words_by_id}
+        ids = (await request.json())["tokens"]
+        return web.json_response({"prompt": "".join(words[each] for each in ids).rstrip()})
+
+    async def _tokenizer_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"added_tokens_decoder": {str(END_ID): {"special": True}}})
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
@@ -105,6 +120,7 @@ class ScriptedServer:
         if status != 200:
             return web.json_response({"error": {"message": "queue full"}}, status=status)
         answer = _Answer(self.script, body, self._cached_tokens(body))
+        self._words_by_id |= {word_id(word): word for word in answer.words}
         try:
             async with self._slots:
                 if not body.get("stream"):
@@ -152,12 +168,13 @@ class _Answer:
         if isinstance(said, dict):
             self._calls, said = said["tool_calls"], said.get("content", "")
         words = [f"{word} " for word in said.split(" ")] if said else []
-        self._words = words[: body.get("max_tokens", 16)]
-        if self._words:
-            self._words[-1] = self._words[-1].rstrip()
+        self.words = words[: body.get("max_tokens", 16)]
+        if self.words:
+            self.words[-1] = self.words[-1].rstrip()
+        self._tells_ids = script.tells_token_ids and body.get("return_token_ids")
         self._usage = {
             "prompt_tokens": len(prompt_ids(body)),
-            "completion_tokens": max(1, len(self._words)) * body.get("n", 1),
+            "completion_tokens": max(1, len(self.words)) * body.get("n", 1),
         }
         if script.has_cache:
             self._usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
@@ -167,16 +184,18 @@ class _Answer:
         for index in range(self._body.get("n", 1)):
             if self._chat:
                 events.append(_piece(index, delta={"role": "assistant", "content": ""}))
-            events += [self._word_event(index, word) for word in self._words]
+            events += [self._word_event(index, word) for word in self.words]
             if self._calls:
                 events.append(_piece(index, delta={"tool_calls": self._calls}))
             ending: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+            if self._tells_ids:
+                ending["token_ids"] = [END_ID]
             events.append(_piece(index, **ending, finish_reason="length"))
         events.append({"choices": [], "usage": self._usage})
         return events
 
     def whole(self) -> dict[str, Any]:
-        text = "".join(self._words)
+        text = "".join(self.words)
         message = {"role": "assistant", "content": text, "tool_calls": self._calls or None}
         said: dict[str, Any] = {"message": message} if self._chat else {"text": text}
         choices = [
@@ -186,8 +205,9 @@ class _Answer:
         return {"choices": choices, "usage": self._usage}
 
     def _word_event(self, index: int, word: str) -> dict[str, Any]:
+        ids = {"token_ids": [word_id(word)]} if self._tells_ids else {}
         if self._chat:
-            return _piece(index, delta={"content": word})
+            return _piece(index, delta={"content": word}, **ids)
         logprobs = None
         if self._body.get("logprobs") is not None:
             logprobs = {
@@ -196,7 +216,7 @@ class _Answer:
                 "top_logprobs": [{word: -0.5, "other": -1.5}],
                 "text_offset": [0],
             }
-        return _piece(index, text=word, logprobs=logprobs)
+        return _piece(index, text=word, logprobs=logprobs, **ids)
 
 
 def _piece(index: int, **fields: Any) -> dict[str, Any]:
@@ -212,6 +232,11 @@ def prompt_ids(body: dict[str, Any]) -> list[int]:
         return token_ids(" ".join(str(message["content"]) for message in body["messages"]))
     prompt = body["prompt"]
     return prompt if isinstance(prompt, list) else token_ids(prompt)
+
+
+def word_id(word: str) -> int:
+    """Of a piece of an answer, with its space: other words, other ids."""
+    return VOCABULARY_TOKENS + zlib.crc32(word.encode()) % (1 << 30)
 
 
 def token_ids(text: str) -> list[int]:

@@ -81,6 +81,12 @@ CLIENTS = (
         "without `--use-server-token-count`. With `HF_HUB_OFFLINE` it takes no tokenizer from a "
         "folder.",
     ),
+    Client(
+        "LoadGen",
+        "with_loadgen.py",
+        "project",
+        "Through `tandem bench` of the extra `loadgen` ([more](measuring.md)).",
+    ),
     Client("openai (Node.js)", "with_openai_node.mjs", "node"),
     Client("anthropic (Node.js)", "with_anthropic_node.mjs", "node"),
     Client(

@@ -26,10 +26,16 @@ class Encoder:
 
     machine: EncodingBatcher
     now_ns: int = 0
+    places: int = 1
     # (when it is done, batch).
     running: list[tuple[int, int]] = field(default_factory=list)
     tokens: dict[int, int] = field(default_factory=dict)
+    rank: dict[int, tuple[int, int]] = field(default_factory=dict)
     arrived_ns: dict[int, int] = field(default_factory=dict)
+    timeout_ns: dict[int, int] = field(default_factory=dict)
+    ended_ns: dict[int, int] = field(default_factory=dict)
+    # When each batch began, and when it was done.
+    spans: list[tuple[int, int]] = field(default_factory=list)
     begun_ns: dict[int, int] = field(default_factory=dict)
     batches: list[tuple[int, ...]] = field(default_factory=list)
     ends: dict[int, str] = field(default_factory=dict)
@@ -38,6 +44,11 @@ class Encoder:
         for text in texts:
             assert text not in self.ends
             self.ends[text] = how
+            self.ended_ns[text] = self.now_ns
+
+    @property
+    def waiting(self):
+        return self.rank.keys() - self.ends.keys()
 
     def take(self, effects):
         for effect in effects:
@@ -48,6 +59,10 @@ class Encoder:
                     self.begun_ns |= dict.fromkeys(texts, self.now_ns)
                     took_ns = MS + 1000 * sum(self.tokens[text] for text in texts)
                     self.running.append((self.now_ns + took_ns, batch))
+                    self.spans.append((self.now_ns, self.now_ns + took_ns))
+                    first_left = min((self.rank[text] for text in self.waiting), default=None)
+                    if first_left is not None:
+                        assert max(self.rank[text] for text in texts) < first_left
                 case ExpireEncodings(texts):
                     self.end(texts, "expired")
                 case RefuseEncodings(texts):
@@ -56,6 +71,8 @@ class Encoder:
     def ask(self, texts, tokens, priority=0, timeout_ns=0):
         self.tokens |= dict(zip(texts, tokens, strict=True))
         self.arrived_ns |= dict.fromkeys(texts, self.now_ns)
+        self.timeout_ns |= dict.fromkeys(texts, timeout_ns)
+        self.rank |= {text: (priority, text) for text in texts}
         event = EncodingsArrived(tuple(texts), tuple(tokens), priority, timeout_ns)
         self.take(self.machine.handle_together((event,), self.now_ns))
 
@@ -164,3 +181,93 @@ def test_all_texts_of_a_call_find_room_or_none():
     encoder.ask([6], [10])
     encoder.run_until(100 * MS)
     assert encoder.batches == [(1,), (2,), (3,), (6,)]
+
+
+def poisson_run(encoder, load, chance, ask):
+    """400 texts, at a rate that takes this share of what the encoders can do in full batches."""
+    batching, places = encoder.machine.batching, encoder.places
+    size = batching.max_batch_size
+    # Texts have 50 tokens on average.
+    gap_ns = (MS + size * 50_000) / size / places / load
+    due_ns = 0.0
+    for text in range(400):
+        due_ns += chance.expovariate(1 / gap_ns)
+        encoder.run_until(int(due_ns))
+        ask(text)
+    encoder.run_until(int(due_ns) + 1000 * MS)
+    assert sorted(encoder.ends) == list(range(400)) and not encoder.machine.waiting
+    assert encoder.machine.next_wakeup() is None
+
+
+@pytest.mark.parametrize("load", [0.1, 0.4, 0.8])
+@pytest.mark.parametrize("seed", range(5))
+def test_under_a_poisson_load_a_text_waits_for_the_delay_or_the_running_batch(seed, load):
+    """Of the texts that find room in the next batch; others wait for a batch more."""
+    chance = Random(f"{seed} {load}")
+    batching = DynamicBatching(8, 500, max_queue_delay_ns=chance.choice([1, 2, 4]) * MS)
+    encoder = Encoder(EncodingBatcher(batching, 400))
+    latest_ns = {}
+
+    def ask(text):
+        ahead = [encoder.tokens[each] for each in encoder.waiting]
+        tokens = chance.randrange(5, 95)
+        if len(ahead) < 8 and sum(ahead) + tokens <= 500:
+            done_ns = max((at_ns for at_ns, _ in encoder.running), default=0)
+            latest_ns[text] = max(encoder.now_ns + batching.max_queue_delay_ns, done_ns)
+        encoder.ask([text], [tokens])
+
+    poisson_run(encoder, load, chance, ask)
+    assert len(latest_ns) > 200
+    late = {text for text, at_ns in latest_ns.items() if encoder.begun_ns[text] > at_ns}
+    assert not late
+
+
+def free_spans(spans, places, end_ns):
+    """When less than all places were taken, by the spans in which each was."""
+    changes = sorted([(begun, 1) for begun, _ in spans] + [(done, -1) for _, done in spans])
+    free, taken, since_ns = [], 0, 0
+    for at_ns, change in [*changes, (end_ns, 0)]:
+        assert taken <= places
+        if taken < places and at_ns > since_ns:
+            free.append((since_ns, at_ns))
+        taken, since_ns = taken + change, at_ns
+    return free
+
+
+@pytest.mark.parametrize("places", [1, 2])
+@pytest.mark.parametrize("load", [0.2, 0.7, 1.3])
+@pytest.mark.parametrize("seed", range(5))
+def test_under_a_poisson_load_nobody_waits_beside_a_free_place(seed, load, places):
+    """Whatever the priorities, sizes and cancellations: a text may wait longer than the delay as
+    long as all places are taken, and no longer."""
+    chance = Random(f"{seed} {load} {places}")
+    batching = DynamicBatching(
+        8, 400, chance.choice([(), (2, 4), (6,)]), chance.choice([2, 9]) * MS
+    )
+    encoder = Encoder(EncodingBatcher(batching, 60, places), places=places)
+
+    def ask(text):
+        timeout_ns = chance.choice([0, 0, 0, 3 * MS, 30 * MS])
+        encoder.ask([text], [chance.randrange(5, 95)], chance.choice([0, 1, 2]), timeout_ns)
+        if chance.random() < 0.03:
+            encoder.cancel([chance.randrange(text + 1)])
+
+    poisson_run(encoder, load, chance, ask)
+    for batch, (begun_ns, _) in zip(encoder.batches, encoder.spans, strict=True):
+        tokens = sum(encoder.tokens[text] for text in batch)
+        assert len(batch) <= 8 and (len(batch) == 1 or tokens <= 400)
+        waited_ns = begun_ns - min(encoder.arrived_ns[text] for text in batch)
+        full = len(batch) == 8 or tokens > 400 - 95
+        early = not full and len(batch) not in batching.preferred_batch_sizes
+        assert not early or waited_ns >= batching.max_queue_delay_ns
+    free = free_spans(encoder.spans, places, encoder.now_ns)
+    for text, how in encoder.ends.items():
+        arrived_ns, ended_ns = encoder.arrived_ns[text], encoder.ended_ns[text]
+        latest_ns = arrived_ns + batching.max_queue_delay_ns
+        wrongly = [(a, b) for a, b in free if max(a, latest_ns) < min(b, ended_ns)]
+        assert not wrongly, (text, how, arrived_ns, ended_ns)
+        timeout_ns = encoder.timeout_ns[text]
+        if how == "expired":
+            assert ended_ns == arrived_ns + timeout_ns
+        elif how == "encoded" and timeout_ns:
+            assert ended_ns < arrived_ns + timeout_ns

@@ -95,6 +95,9 @@ SPELLINGS = {
     "python software foundation license": "PSF-2.0",
 }
 
+# Packages whose metadata says nothing of it; their sources do.
+UNSTATED = {"mlcommons_loadgen": "Apache-2.0"}
+
 
 def licence_of(installed: metadata.Distribution) -> str:
     """As an SPDX expression where the package gives one or its words are known; else its words."""
@@ -106,7 +109,8 @@ def licence_of(installed: metadata.Distribution) -> str:
         return SPELLINGS.get(written.lower(), written)
     kinds = (str(each) for each in about.get("classifier", ()))
     named = [each.rpartition(" :: ")[2] for each in kinds if each.startswith("License")]
-    return " AND ".join(SPELLINGS.get(name.lower(), name) for name in named)
+    joined = " AND ".join(SPELLINGS.get(name.lower(), name) for name in named)
+    return joined or UNSTATED.get(installed.name, "")
 
 
 # May be used unchanged beside a program under Apache-2.0, and passed on with it.

@@ -28,6 +28,7 @@ USED_FOR = {
     "redis": "a tier or a shared pool in Redis",
     "ray": "workers on machines of Ray",
     "grpc": "the Open Inference Protocol over gRPC",
+    "loadgen": "load by MLPerf's LoadGen (`tandem bench --loadgen`)",
     "test": "the tests; no part of a deployment",
     "lint": "checks of the source; no part of a deployment",
 }

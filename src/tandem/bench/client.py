@@ -4,7 +4,7 @@ Owns the connections. It knows nothing of workloads or metrics; callers read the
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -13,7 +13,16 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from tandem.bench.responses import Chunk, EventParser, ModelList, ServedModel, Tokenized, error_text
+from tandem.bench.responses import (
+    Chunk,
+    Detokenized,
+    EventParser,
+    ModelList,
+    ServedModel,
+    Tokenized,
+    TokenizerInfo,
+    error_text,
+)
 from tandem.facts.errors import InvalidConfiguration, TandemError
 
 _DONE = b"[DONE]"
@@ -110,6 +119,21 @@ class Client:
         """The token ids of a text; `ServerRefused` (404) where the server has no /tokenize."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return _decoded(await self._request("POST", "/tokenize", body), Tokenized).tokens
+
+    async def text_of(self, model: str, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special ones shown; `ServerRefused` (404) where the server has no
+        /detokenize."""
+        body = {"model": model, "tokens": list(token_ids)}
+        return _decoded(await self._request("POST", "/detokenize", body), Detokenized).prompt
+
+    async def special_ids(self) -> frozenset[int]:
+        """The ids of special tokens; none where the server has no /tokenizer_info."""
+        try:
+            return _decoded(
+                await self._request("GET", "/tokenizer_info"), TokenizerInfo
+            ).special_ids
+        except ServerRefused:
+            return frozenset()
 
     async def complete(self, path: str, body: Mapping[str, Any]) -> Chunk:
         """A whole answer, not streamed. Raises `RequestFailed`."""

@@ -126,13 +126,14 @@ COMPLETION_PATH = "/v1/completions"
 @dataclass(frozen=True)
 class Asking:
     """How every request of a run is asked. `vocabulary_tokens` None sends words, not token ids;
-    `ignore_eos` makes the answer exactly as long as planned."""
+    `ignore_eos` makes the answer exactly as long as planned; `token_ids` asks for the answer's."""
 
     model: str
     path: str = COMPLETION_PATH
     vocabulary_tokens: int | None = None
     ignore_eos: bool = True
     temperature: float = 0.0
+    token_ids: bool = False
 
 
 class Asker:
@@ -155,6 +156,8 @@ class Asker:
         }
         if asking.ignore_eos:
             body["ignore_eos"] = True
+        if asking.token_ids:
+            body["return_token_ids"] = True
         if asking.path == CHAT_PATH:
             content = self._content.text(request.segments)
             body["messages"] = [{"role": "user", "content": content}]
@@ -177,20 +180,48 @@ class Asker:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """The same, with headers of its own, and the `RequestFailed` is raised as well."""
-        body = self.body(request)
-        record.arrival_ns = nanoseconds(clock())
-        try:
-            stream = self._client.stream(self._asking.path, body, headers)
-            async with contextlib.aclosing(stream) as chunks:
-                observer = _Observer(record)
-                async for chunk in chunks:
-                    observer.observe(chunk, nanoseconds(clock()))
-            record.end_ns = nanoseconds(clock())
-            observer.conclude()
-        except RequestFailed as failure:
-            record.end_ns = nanoseconds(clock())
-            record.ending, record.reason = Ending.FAILED, str(failure)
-            raise
+        question = Question(self._asking.path, self.body(request), headers)
+        await ask_and_record(self._client, question, record, clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One HTTP request that is to be streamed."""
+
+    path: str
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] | None = None
+
+
+OnTokens = Callable[[Sequence[int]], None]
+"""Called at once for every event that carries tokens: their ids, where the server tells them."""
+
+
+async def ask_and_record(
+    client: Client,
+    question: Question,
+    record: MeasuredRequest,
+    clock: Clock,
+    on_tokens: OnTokens | None = None,
+) -> None:
+    """Streams the answer and fills in `record`. Raises the `RequestFailed` that stands there."""
+    record.arrival_ns = nanoseconds(clock())
+    try:
+        stream = client.stream(question.path, question.body, question.headers)
+        async with contextlib.aclosing(stream) as chunks:
+            observer = _Observer(record)
+            async for chunk in chunks:
+                observer.observe(chunk, nanoseconds(clock()))
+                if on_tokens is not None:
+                    for choice in chunk.choices:
+                        if choice.carries_tokens or choice.token_ids:
+                            on_tokens(choice.token_ids or ())
+        record.end_ns = nanoseconds(clock())
+        observer.conclude()
+    except RequestFailed as failure:
+        record.end_ns = nanoseconds(clock())
+        record.ending, record.reason = Ending.FAILED, str(failure)
+        raise
 
 
 class _Observer:

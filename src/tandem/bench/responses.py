@@ -89,7 +89,8 @@ class ChatText(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One answer, or in a stream the piece it grew by. `logprobs` differs by endpoint."""
+    """One answer, or in a stream the piece it grew by. `logprobs` differs by endpoint; `token_ids`
+    are there where `return_token_ids` was asked for and the server knows it."""
 
     index: int = 0
     text: str | None = None
@@ -97,6 +98,7 @@ class Choice(msgspec.Struct):
     message: ChatText | None = None
     finish_reason: str | None = None
     logprobs: dict[str, Any] | None = None
+    token_ids: list[int] | None = None
 
     @property
     def shown_text(self) -> str:
@@ -157,6 +159,31 @@ class Tokenized(msgspec.Struct):
     """The answer of /tokenize, an extension that vLLM introduced."""
 
     tokens: list[int] = []
+
+
+class Detokenized(msgspec.Struct):
+    """The answer of /detokenize, likewise."""
+
+    prompt: str = ""
+
+
+class AddedToken(msgspec.Struct):
+    """A token that a tokenizer has beside those that it learnt."""
+
+    special: bool = False
+
+
+class TokenizerInfo(msgspec.Struct):
+    """The answer of /tokenizer_info, likewise."""
+
+    added_tokens_decoder: dict[str, AddedToken] = {}
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Of those that mark turns and ends, and belong to no text."""
+        return frozenset(
+            int(id) for id, token in self.added_tokens_decoder.items() if token.special
+        )
 
 
 def error_text(error: Any) -> str:

@@ -10,14 +10,17 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
-from tandem.bench.client import Client, Endpoint, RequestFailed
-from tandem.bench.load import COMPLETION_PATH, Asker, Asking, Pacing, run_load
+from tandem.bench.client import Client, Endpoint
+from tandem.bench.load import Asker, Pacing, run_load
 from tandem.bench.responses import ServedModel
-from tandem.bench.workload import Content, ContentSource, Conversation, Segment, plan_warmup
+from tandem.bench.workload import ContentSource, Conversation, plan_warmup
+from tandem.commands.bench_asking import choose_asking
+from tandem.commands.bench_loadgen import bench_with_loadgen
+from tandem.commands.bench_notes import cache_note, late_note
 from tandem.commands.bench_options import BenchOptions, ReportOptions
+from tandem.commands.loadgen_options import LoadgenBench, LoadgenOptions
 from tandem.commands.options import ServerOptions, with_options
 from tandem.commands.terminal import print_title, progress_bars
-from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.slo import Slo
 from tandem.report.documents import (
     MeasuredResults,
@@ -31,12 +34,6 @@ from tandem.report.plots.chart import Chart
 from tandem.report.plots.measured import measured_chart, sweep_chart
 from tandem.report.record import MeasuredRequest
 from tandem.report.tables import knee_sentence, measured_tables, sweep_table
-
-# Enough different words that some of their ids lie high in any vocabulary.
-_VOCABULARY_SAMPLE_WORDS = 2000
-# Above this, a workload that shares nothing was surely asked before.
-_SURPRISING_CACHED_SHARE = 0.05
-_WORRYING_LATE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,13 @@ def bench(
     server: ServerOptions,
     options: BenchOptions,
     report: ReportOptions,
+    loadgen: LoadgenOptions,
 ) -> None:
     """Measure a server: latency, throughput and goodput under a workload.
 
     Works with any OpenAI-compatible URL. Requests come at a rate, in a closed loop, or as recorded
-    in a trace; a list of rates sweeps and shows where the server stops keeping up.
+    in a trace; a list of rates sweeps and shows where the server stops keeping up. --loadgen lets
+    MLPerf's LoadGen set the pace.
     """
     if report.plot is not None:
         load_plotter(report.plot)
@@ -75,34 +74,34 @@ def bench(
         parse_slo(report.slo or ()),
     )
     started_utc = datetime.now(UTC).isoformat(timespec="seconds")
-    model, runs = asyncio.run(_measure(resolved, server.model))
-    _print_results(Console(), resolved, model, runs)
+    settings = asdict(options) | {"slo": asdict(resolved.slo)}
+    if loadgen.loadgen is None:
+        loadgen.refuse_alone()
+        model, runs = asyncio.run(_measure(resolved, server.model))
+        _print_results(Console(), resolved, model, runs)
+        good = any(run.summary.succeeded for run in runs)
+    else:
+        test = LoadgenBench(
+            options, loadgen, report, resolved.endpoint, resolved.planned, resolved.slo
+        )
+        result = bench_with_loadgen(test, server.model)
+        model, runs, good = result.model, [result.point], result.good
+        settings |= {"loadgen": result.document()}
     if report.output is not None:
-        settings = asdict(options) | {"slo": asdict(resolved.slo)}
         server_facts = _server_facts(resolved, model)
         MeasuredResults(settings, server_facts, started_utc, runs).write(report.output)
     if report.records is not None:
         write_measured_records(report.records, runs)
     if report.plot is not None:
         save_chart(_chart(resolved, model, runs), report.plot)
-    if not any(run.summary.succeeded for run in runs):
+    if not good:
         raise typer.Exit(1)
 
 
 async def _measure(bench: Bench, name: str | None) -> tuple[ServedModel, list[SweepPoint]]:
     async with Client(bench.endpoint) as client:
         model = await client.choose_model(name)
-        prompts = bench.options.prompts
-        vocabulary_tokens = None
-        if not prompts.text and prompts.endpoint == COMPLETION_PATH:
-            vocabulary_tokens = prompts.vocabulary or await _ask_vocabulary(client, model)
-        asking = Asking(
-            model.id,
-            prompts.endpoint,
-            vocabulary_tokens,
-            prompts.ignore_eos,
-            prompts.temperature,
-        )
+        asking = await choose_asking(client, model, bench.options.prompts)
         warmup = plan_warmup(bench.options.load.warmup, bench.planned)
         runs = []
         for number, point in enumerate(bench.points):
@@ -125,22 +124,6 @@ async def _run_point(bench: Bench, point: LoadPoint, asker: Asker) -> list[Measu
         return await run_load(conversations, pacing, asker.send, lambda _: progress.advance(bar))
 
 
-async def _ask_vocabulary(client: Client, model: ServedModel) -> int:
-    """The vocabulary size if the server tells it, else one above the highest id that a sample of
-    words gets: too small at worst, and every id below it is valid."""
-    if model.vocabulary:
-        return model.vocabulary
-    sample = (Segment((Content.WARMUP, 0), _VOCABULARY_SAMPLE_WORDS),)
-    words = ContentSource(0).text(sample)
-    try:
-        ids = await client.token_ids(model.id, words)
-    except RequestFailed as failure:
-        raise InvalidConfiguration(
-            f"the server does not tell its vocabulary ({failure}); give --vocabulary or --text"
-        ) from failure
-    return max(ids, default=1) + 1
-
-
 def _print_results(
     console: Console, bench: Bench, model: ServedModel, runs: list[SweepPoint]
 ) -> None:
@@ -160,25 +143,14 @@ def _print_results(
 
 
 def _notes(bench: Bench, runs: list[SweepPoint]) -> list[str]:
-    notes = []
     prompts = bench.options.prompts
     shares_nothing = (
         bench.options.trace.trace is None
         and not prompts.shared_prefix_tokens
         and prompts.turns == 1
     )
-    cached = max((run.summary.cached_share or 0.0) for run in runs)
-    if shares_nothing and cached > _SURPRISING_CACHED_SHARE:
-        notes.append(
-            f"{cached:.0%} of the prompt tokens came from the prefix cache although the workload "
-            "shares nothing: it was asked before. Use another --seed."
-        )
-    # A bound on concurrency holds requests back on purpose.
-    unbound_s = [run.summary.late_p99_s for run in runs if run.load.concurrency is None]
-    late_s = max(unbound_s, default=0.0)
-    if late_s > _WORRYING_LATE_S:
-        notes.append(f"this client ran up to {late_s * 1e3:.0f} ms (p99) behind its plan.")
-    return notes
+    why = "although the workload shares nothing: it was asked before. Use another --seed."
+    return [*(cache_note(runs, why) if shares_nothing else []), *late_note(runs)]
 
 
 def _title(bench: Bench, model: ServedModel) -> str:

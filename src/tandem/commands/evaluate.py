@@ -65,7 +65,7 @@ def _show_scores(name: str, scores: Sequence[SuiteScore], options: EvaluationOpt
     """The table, and the JSON file if one is wanted."""
     console = Console()
     print_title(console, f"{name}, seed {options.seed}")
-    console.print(_score_table(scores))
+    console.print(score_table(scores))
     for score in scores:
         for reason, count in score.failures.items():
             console.print(
@@ -76,7 +76,7 @@ def _show_scores(name: str, scores: Sequence[SuiteScore], options: EvaluationOpt
         write_json(options.output, document, "--output")
 
 
-def _score_table(scores: Sequence[SuiteScore]) -> Table:
+def score_table(scores: Sequence[SuiteScore]) -> Table:
     """One row a suite."""
     figures = ("n", "score", "95 % interval", "target")
     table = plain_table("task", *figures, "", right=figures)

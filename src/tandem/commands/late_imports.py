@@ -44,7 +44,8 @@ FORMER_VERBS: Final = {
     "profile": "`tandem profile` is a part of `tandem calibrate` now, which measures the server "
     "around the engine as well; for the engine's steps alone: `tandem calibrate --shape engine`",
 }
-# What a verb needs only once it knows its options. All but the first take torch or Ray with them.
+# What a verb needs only once it knows its options. All but the first take torch, Ray or another
+# library with them.
 PARTS: Final = {
     "command line": "tandem.commands.main",
     "server": "tandem.live.processes.server",
@@ -52,8 +53,11 @@ PARTS: Final = {
     "GPUs": "tandem.config.resolve",
     "merging": "tandem.models.merging",
     "Ray launcher": "tandem.live.launching.ray_launcher",
+    "LoadGen": "tandem.bench.loadgen.library",
 }
-Part = Literal["command line", "server", "calibration", "GPUs", "merging", "Ray launcher"]
+Part = Literal[
+    "command line", "server", "calibration", "GPUs", "merging", "Ray launcher", "LoadGen"
+]
 
 
 def verb(name: str) -> Any:

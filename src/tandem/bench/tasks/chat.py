@@ -54,16 +54,7 @@ class HttpChat:
         sampling: SamplingParameters,
     ) -> ChatReply:
         """Raises `RequestFailed`."""
-        body: dict[str, Any] = {
-            "model": self._model,
-            "messages": [openai_message(message) for message in messages],
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": sampling.seed,
-        }
-        if tools:
-            body["tools"] = list(tools)
+        body = chat_body(self._model, messages, tools, sampling)
         return _reply(await self._client.complete(CHAT_PATH, body))
 
     async def count_tokens(self, text: str) -> int:
@@ -75,6 +66,26 @@ class HttpChat:
             short = await self.complete_chat([{"role": "user", "content": ""}], (), one)
             long = await self.complete_chat([{"role": "user", "content": text}], (), one)
             return max(1, long.prompt_tokens - short.prompt_tokens)
+
+
+def chat_body(
+    model: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    sampling: SamplingParameters,
+) -> dict[str, Any]:
+    """A task's chat in the OpenAI shape."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [openai_message(message) for message in messages],
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+    }
+    if tools:
+        body["tools"] = list(tools)
+    return body
 
 
 def openai_message(message: Message) -> Message:

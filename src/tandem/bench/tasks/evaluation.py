@@ -51,17 +51,18 @@ SUITES: tuple[Suite, ...] = (
 )
 
 
-def choose_suites(names: str | None) -> list[Suite]:
-    """Those named in a list as `recall-1k,arithmetic`, or all. Raises `InvalidConfiguration`."""
+def choose_suites(names: str | None, flag: str = "--tasks") -> list[Suite]:
+    """Those named in a list as `recall-1k,arithmetic`, or all. Raises `InvalidConfiguration`, which
+    names the flag that has the list."""
     if names is None:
         return list(SUITES)
     by_name = {suite.name: suite for suite in SUITES}
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
         if name not in by_name:
-            raise InvalidConfiguration(f"--tasks knows {', '.join(by_name)}, not {name!r}")
+            raise InvalidConfiguration(f"{flag} knows {', '.join(by_name)}, not {name!r}")
     if not chosen:
-        raise InvalidConfiguration(f"--tasks needs at least one of {', '.join(by_name)}")
+        raise InvalidConfiguration(f"{flag} needs at least one of {', '.join(by_name)}")
     return [by_name[name] for name in chosen]
 
 
@@ -159,10 +160,15 @@ async def evaluate(
             running = []
             for number, task in enumerate(tasks):
                 # Seeds differ by task, suite samples stay reproducible.
-                asking = _Asking(model, suite, settings.seed * 1_000_003 + number * 101, slots)
+                asking = _Asking(model, suite, task_seed(settings.seed, number), slots)
                 running.append(group.create_task(_judge(asking, task, on_judged)))
         scores.append(SuiteScore(suite, tuple(task.result() for task in running)))
     return scores
+
+
+def task_seed(seed: int, number: int) -> int:
+    """The sampling seed of a suite's n-th task; votes count on from it."""
+    return seed * 1_000_003 + number * 101
 
 
 async def calibrate(model: ChatModel) -> CountTokens:

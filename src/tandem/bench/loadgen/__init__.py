@@ -1,0 +1,1 @@
+"""MLPerf's LoadGen as the source of load: its scenarios and verdicts, our client and queries."""
