@@ -1,5 +1,5 @@
-"""An application that has all endpoints there are: of the model, of adapters, and of encoders that
-give numbers without computing any.
+"""An application that has all endpoints there are: of the model, of adapters, of files and batches,
+and of encoders that give numbers without computing any.
 
 python -m tests.api.every_endpoint PORT serves it, for fuzzers that come from outside.
 """
@@ -18,7 +18,9 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tandem.api.app import build_app
-from tandem.api.config import ApiConfig, KeyFile
+from tandem.api.batches.runner import BatchRunner
+from tandem.api.batches.store import BatchStore
+from tandem.api.config import ApiConfig, BatchConfig, KeyFile
 from tandem.facts.encoder import EncodedText, LabelSpec
 from tandem.facts.encoding import EncoderCard, Numbers, Wanted
 from tandem.live.adapters import AdapterRegistry
@@ -93,7 +95,10 @@ def build_whole_app(text: TextModel, folder: Path, config: ApiConfig | None = No
     registry = AdapterRegistry(tiny_spec(), 16, ("tiny", "org/tiny"))
     registry.begin({"green": folder / "green"})
     generator = RoomyGenerator(text)
-    return build_app(generator, text, config, adapters=registry, encoders=encoders_of(text))
+    batches = BatchRunner(BatchStore(BatchConfig(str(folder / "batches")), shared=False))
+    return build_app(
+        generator, text, config, adapters=registry, encoders=encoders_of(text), batches=batches
+    )
 
 
 def main() -> None:

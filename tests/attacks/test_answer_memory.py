@@ -113,6 +113,28 @@ async def test_who_is_refused_makes_room_before_it_has_ended():
         assert budget.held_bytes == 6 * MIB
 
 
+async def test_answers_that_nobody_waits_for_give_way_first():
+    """Together they are one account, however little each of them keeps."""
+    budget = ResponseBudget(8 * MIB)
+
+    async def answer_of_a_batch():
+        with budget.holding_response(background=True) as held:
+            held.grow(MIB * 3 // 2)
+            await asyncio.Event().wait()
+
+    batch = [asyncio.create_task(answer_of_a_batch()) for _ in range(3)]
+    await asyncio.sleep(0)
+    with budget.holding_response() as call:
+        call.grow(3 * MIB)
+        call.grow(MIB)
+        await asyncio.wait(batch, return_when=asyncio.FIRST_COMPLETED)
+    assert [each.done() for each in batch] == [False, False, True]
+    assert isinstance(batch[-1].exception(), Refused)
+    for each in batch[:2]:
+        each.cancel()
+    await asyncio.wait(batch)
+
+
 def test_text_is_counted_however_large_its_parts_are():
     text = JsonText()
     assert text.append("x" * (CHUNK_BYTES + 1)) == CHUNK_BYTES + 1

@@ -11,7 +11,13 @@ from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.cluster.gateway.rate_limits import MOST_CALLS, CallLimits
 from tandem.cluster.router.use_totals import UseTotals
 from tandem.facts.errors import Rejection
-from tandem.facts.rate_limits import CallSize, LimitTerms, RateLimits
+from tandem.facts.rate_limits import (
+    CallSize,
+    LimitTerms,
+    RateLimits,
+    background_account,
+    owner_of_account,
+)
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.messages.gateway import Deliver, MessageFromWorker, SendToWorker
@@ -82,6 +88,19 @@ def test_what_goes_beyond_a_limit_never_reaches_the_router():
     alive = MessageFromWorker("w/1", idle_load("w"))
     gateway.pass_time(round(reject.retry_after_s * SECOND), alive)
     assert not rejected(gateway.ask("e"))
+
+
+def test_what_runs_in_the_background_has_the_same_limits_for_itself():
+    at = Limited(RateLimits(requests_per_minute=2))
+    batch = background_account("acme")
+    for number in range(2):
+        assert not of_kind(at.ask(f"b{number}", tenant=batch), Reject)
+    assert of_kind(at.ask("b2", tenant=batch), Reject)
+    assert not of_kind(at.ask("r0"), Reject)
+    # Nobody else's, also where a replay reads them: see `TenantNames`.
+    assert not of_kind(at.ask("o0", tenant=background_account("other")), Reject)
+    names = TenantNames(["acme", "other"])
+    assert owner_of_account(names.label(batch)) == names.label("acme")
 
 
 def test_a_call_with_several_answers_comes_in_as_a_whole_or_not_at_all():

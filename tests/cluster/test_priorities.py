@@ -1,11 +1,13 @@
 """Priorities of a worker: what runs first, what waits, what is preempted."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from tandem.facts.errors import Overloaded
 from tandem.facts.request import Request
+from tandem.facts.slo import IN_BACKGROUND
 from tandem.messages.worker import RequestsAborted
-from tandem.policy.batching import TokenBudgetBatching
+from tandem.policy.batching import BACKGROUND_TOKENS, TokenBudgetBatching
 from tests.cluster.ledger_engine import VOCABULARY
 from tests.cluster.ledger_worker import check_answer, request, small_worker
 
@@ -43,6 +45,46 @@ def test_a_long_prompt_does_not_stop_those_who_already_talk():
         before = len(at.answers["talker"])
         at.land()
         assert len(at.answers["talker"]) == before + 1
+    at.drain()
+
+
+def in_background(count: int) -> list[Request]:
+    """Prompts of thirty tokens each, which share nothing."""
+    prompts = [(n, *range(1, 30)) for n in range(count)]
+    return [
+        request(f"b{n}", IN_BACKGROUND, [token % VOCABULARY for token in prompt], max_tokens=2)
+        for n, prompt in enumerate(prompts)
+    ]
+
+
+def test_prompts_that_nobody_waits_for_take_little_of_a_step_beside_those_who_talk():
+    at = small_worker(batching=TokenBudgetBatching(1000), max_sequences=8, block_count=200)
+    batch = in_background(5)
+
+    def scheduled() -> int:
+        known = [at.machine.unfinished.get(each.request_id) for each in batch]
+        return sum(each.residency.scheduled if each else 30 for each in known)
+
+    at.arrive(request("talker", max_tokens=8), *batch)
+    computed = [0, scheduled()]
+    for tokens in range(1, 5):
+        at.land()
+        assert len(at.answers["talker"]) == tokens
+        computed.append(scheduled())
+    # Two tokens of answers are no prompts.
+    steps = [after - before for before, after in pairwise(computed)]
+    assert max(steps) <= BACKGROUND_TOKENS + len(batch)
+    assert computed[-1] >= 150
+    at.drain()
+    for one in batch:
+        check_answer(one, at.answers[one.request_id])
+
+
+def test_prompts_that_nobody_waits_for_take_the_whole_step_where_nobody_talks():
+    at = small_worker(batching=TokenBudgetBatching(1000), max_sequences=8, block_count=200)
+    at.arrive(*in_background(5))
+    at.land()
+    assert [len(answer) for answer in at.answers.values()] == [1] * 5
     at.drain()
 
 

@@ -13,6 +13,7 @@ from tandem.facts.errors import Rejection
 from tandem.facts.fleet import Role, Tier
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
+from tandem.facts.slo import IN_BACKGROUND
 from tandem.messages.router import (
     AskForBlocks,
     BlocksReported,
@@ -40,7 +41,7 @@ from tandem.messages.worker import (
     RequestsArrived,
     TransferPinsReleased,
 )
-from tandem.policy.admission.policies import AdmitAll
+from tandem.policy.admission.policies import AdmitAll, Threshold
 from tandem.policy.dispatch.contract import FirstToken, Transfer
 from tandem.policy.dispatch.policies import AlwaysRemote, LongPrompts
 from tandem.policy.qos.classes import Classes, ServiceClass
@@ -49,7 +50,7 @@ from tandem.policy.views import TierHits, WorkerView
 from tests.cluster.cluster_parts import COST
 
 
-def router(*roles: Role, **queue) -> RouterMachine:
+def router(*roles: Role, admission=None, **queue) -> RouterMachine:
     """Workers w0, w1 and so on are up in these roles."""
     machine = RouterMachine(
         RouterConfig(
@@ -57,7 +58,7 @@ def router(*roles: Role, **queue) -> RouterMachine:
             root=CacheRoot("model", "revision", b"layout"),
             capacities={f"w{index}": Capacity(COST, 4, 100, 4) for index in range(4)},
             routing=make_routing("round-robin", 0),
-            admission=AdmitAll(),
+            admission=admission or AdmitAll(),
             dispatching=AlwaysRemote(),
             queue=RequestQueueConfig(**queue),
         )
@@ -67,8 +68,9 @@ def router(*roles: Role, **queue) -> RouterMachine:
     return machine
 
 
-def submit(machine: RouterMachine, request_id: str) -> list:
-    return machine.handle(RequestSubmitted(Request(request_id, (1, 2, 3, 4, 5)), 10.0), 0)
+def submit(machine: RouterMachine, request_id: str, priority: int = 0) -> list:
+    request = Request(request_id, (1, 2, 3, 4, 5), priority=priority)
+    return machine.handle(RequestSubmitted(request, 10.0), 0)
 
 
 def drew(worker: str, request_id: str, reason: FinishReason | None = None) -> TokensReported:
@@ -95,6 +97,33 @@ def test_no_prompt_goes_to_a_worker_that_has_its_fill_while_another_has_room():
     assert sent(machine.handle(drew(free, "r1"), 1)) == [(free, RequestsArrived)]
     assert busy != free
     assert submit(machine, "r3") == []
+
+
+@pytest.mark.parametrize("bound", ["max_requests", "prefill_depth"])
+def test_what_runs_in_the_background_takes_nobodys_place(bound):
+    machine = router(Role.BOTH, **{bound: 1})
+    assert sent(submit(machine, "b0", IN_BACKGROUND)) == [("w0", RequestsArrived)]
+    assert sent(submit(machine, "r0")) == [("w0", RequestsArrived)]
+    # The place is taken now: whoever waits for an answer is the next to go.
+    assert submit(machine, "b1", IN_BACKGROUND) == []
+    assert submit(machine, "r1") == []
+    machine.handle(drew("w0", "b0"), 1)
+    (effect,) = machine.handle(drew("w0", "r0", FinishReason.LENGTH), 2)[-1:]
+    assert [each.request_id for each in effect.event.requests] == ["r1"]
+    machine.handle(drew("w0", "r1", FinishReason.LENGTH), 3)
+    assert machine.handle(drew("w0", "b0", FinishReason.LENGTH), 4) is not None
+    assert machine.requests["b1"].prefill == "w0"
+    machine.admission.audit(list(machine.requests.values()))
+
+
+def test_nobody_is_refused_for_prompts_that_give_way():
+    machine = router(Role.BOTH, admission=Threshold(max_waiting_requests=1))
+    for number in range(2):
+        submit(machine, f"b{number}", IN_BACKGROUND)
+    assert isinstance(submit(machine, "b2", IN_BACKGROUND)[0], Reject)
+    assert sent(submit(machine, "r0")) == [("w0", RequestsArrived)]
+    submit(machine, "r1")
+    assert isinstance(submit(machine, "r2")[0], Reject)
 
 
 def test_a_dead_workers_requests_go_on_elsewhere_with_the_tokens_so_far():

@@ -83,6 +83,7 @@ pools:
         ("name: a/b", "line 6: name 'a/b': up to 64 letters"),
         ("gateways: 0", "line 6: gateways must be at least 1, got 0"),
         ("listen: here:there", "line 6: listen: expected an address or address:port"),
+        ("gateways: 2\nserve: {batch-directory: b}", "batch-directory: 2 gateways cannot share it"),
         ("gateways: 2\nlisten: 127.0.0.1:65535", "line 7: listen: 2 gateways need as many ports"),
         ("serve: {prot: 1}", "line 6: unknown key prot; did you mean port?"),
         ("serve:\n  port: 70000", "line 7: port: expected int <= 65535"),

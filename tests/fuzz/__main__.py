@@ -9,6 +9,7 @@ import argparse
 import sys
 import threading
 import time
+from tempfile import TemporaryDirectory
 
 import requests
 
@@ -28,7 +29,8 @@ def main() -> int:
     chosen = options.parse_args()
     if chosen.url:
         return fuzzed(chosen.url.rstrip("/"), chosen)
-    with serving("--max-num-seqs", "16", "--threads", "1") as server:
+    arguments = ("--max-num-seqs", "16", "--threads", "1", "--batch-directory")
+    with TemporaryDirectory() as directory, serving(*arguments, directory) as server:
         status = fuzzed(server.url, chosen)
         if server.process.poll() is not None:
             print(f"the server ended with status {server.process.returncode}")

@@ -10,6 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
+from tests.fuzz.batches import BatchFuzzer
 from tests.fuzz.spoilt import spoilt
 from tests.fuzz.tally import Tally
 
@@ -36,12 +37,14 @@ class Client:
         schema = schemathesis.openapi.from_url(f"{self._url}/openapi.json")
         operations = [result.ok() for result in schema.get_all_operations()]
         chance = random.Random(self._seed)
+        batches = BatchFuzzer(self._url, self._session, self._book)
         # A strategy takes a while to make.
         strategies = [
             (operation, operation.as_strategy(generation_mode=mode))
             for operation in operations
             for mode in GenerationMode
-            if mode is GenerationMode.POSITIVE or operation.method == "post"
+            # Any text is a name: a call without more cannot be wrong.
+            if mode is GenerationMode.POSITIVE or operation.body
         ]
         while True:
             for operation, strategy in chance.sample(strategies, len(strategies)):
@@ -50,6 +53,8 @@ class Client:
                 self._by_schema(operation, strategy, chance.randrange(2**32))
                 for _ in range(SPOILT):
                     self.call_spoilt(chance)
+                if any(each.path == "/v1/batches" for each in operations):
+                    batches.call(chance)
 
     def _by_schema(self, operation: Any, strategy: Any, seed: int) -> None:
         @hypothesis.seed(seed)
@@ -80,10 +85,12 @@ class Client:
             ),
         )
 
-    def _book(self, operation: str, call: Any) -> None:
+    def _book(self, operation: str, call: Any) -> Any:
+        """The answer, if one came."""
         try:
             answer = call()
         except requests.RequestException as error:
             self._tally.broke(operation, error)
-        else:
-            self._tally.answered(operation, getattr(answer, "_response", answer))
+            return None
+        self._tally.answered(operation, getattr(answer, "_response", answer))
+        return answer

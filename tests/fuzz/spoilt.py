@@ -103,6 +103,13 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": True,
         **SMALL,
     },
+    "/v1/batches": {
+        "input_file_id": "file-abc",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "metadata": {"a": "b"},
+        "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+    },
     "/tokenize": {"prompt": "Hello", "add_special_tokens": True},
     "/detokenize": {"tokens": [1, 2, 3]},
 }

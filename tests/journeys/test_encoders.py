@@ -2,6 +2,7 @@
 transformers as the judge of numbers."""
 
 import base64
+import json
 
 import httpx2
 import numpy as np
@@ -15,6 +16,7 @@ from tandem.config.environment import BUNDLED_MODEL
 from tests.journeys.serving import run_tandem, serving
 from tests.models.encoders.tiny import CLASSIFIERS, MODELS, build
 from tests.models.encoders.tokens import write_tokenizer
+from tests.waiting import until
 
 # By served name: which of the tiny encoders it is, and whose tokenizer it gets.
 ENCODERS = {
@@ -39,7 +41,7 @@ def oracles(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(oracles):
+def server(oracles, tmp_path_factory):
     folders = {name: str(folder) for name, (folder, _, _) in oracles.items()}
     with serving(
         "--encoder-models",
@@ -49,6 +51,8 @@ def server(oracles):
         f"topics={folders['topics']}",
         f'{{"name": "causal", "path": "{BUNDLED_MODEL}", "pooling": "mean", "normalize": false}}',
         "--embeddings",
+        "--batch-directory",
+        str(tmp_path_factory.mktemp("batches")),
     ) as process:
         yield process
 
@@ -112,6 +116,33 @@ def test_embeddings_are_those_of_transformers(client, oracles):
         expected = vector(oracles["vectors"], text)
         assert np.allclose(each.embedding, expected, atol=TOLERANCE, rtol=0)
     assert found.usage.prompt_tokens == found.usage.total_tokens > 0
+
+
+@pytest.mark.parametrize("model", ["vectors", "tandem-mini", None])
+def test_a_batch_embeds_as_single_calls_do(client, model):
+    named = {} if model is None else {"model": model}
+    lines = [
+        {"custom_id": text, "method": "POST", "url": "/v1/embeddings", "body": body}
+        for text in TEXTS
+        for body in [{"input": text, "encoding_format": "float"} | named]
+    ]
+    data = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("in.jsonl", data), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+    )
+    batch = until(lambda: ended(client, batch.id))
+    assert (batch.status, batch.request_counts.completed) == ("completed", len(TEXTS))
+    answers = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+    found = {each["custom_id"]: each["response"]["body"]["data"][0] for each in answers}
+    single = client.embeddings.create(model=model or "vectors", input=TEXTS)
+    for text, each in zip(TEXTS, single.data, strict=True):
+        assert np.allclose(found[text]["embedding"], each.embedding, atol=TOLERANCE, rtol=0)
+
+
+def ended(client, batch_id: str):
+    batch = client.batches.retrieve(batch_id)
+    return batch if batch.completed_at or batch.failed_at else None
 
 
 def test_forms_of_embeddings(server, oracles):

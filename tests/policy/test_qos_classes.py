@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
-from tandem.facts.slo import AS_THEY_WISH, ClientPriorities
+from tandem.facts.slo import (
+    AS_THEY_WISH,
+    IN_BACKGROUND,
+    LEAST_URGENT,
+    MOST_URGENT,
+    ClientPriorities,
+)
 from tandem.policy.qos.classes import UNNAMED, Classes, ServiceClass, to_preempt
 
 GOLD = ServiceClass("gold", priority=0, reserved=0.5, headers={"X-Tier": "gold"}, deadline_s=2.5)
@@ -38,11 +44,11 @@ def test_without_tenants_a_header_names_the_class():
     assert Classes().classify({"X-Tier": "gold"}, "acme") is UNNAMED
 
 
-@given(st.integers(), st.integers(-(2**31), 2**31 - 1))
+@given(st.integers(), st.integers(MOST_URGENT, LEAST_URGENT))
 def test_a_client_never_makes_itself_more_urgent(wish, priority):
     assert UNNAMED.priority_of(wish) >= 0
     mine = ServiceClass("a", priority=priority)
-    assert priority <= mine.priority_of(wish) < 2**31
+    assert priority <= mine.priority_of(wish) < IN_BACKGROUND
     bounded = ServiceClass("a", client_priorities=ClientPriorities(-2, 3))
     assert bounded.priority_of(wish) == min(max(wish, -2), 3)
     assert AS_THEY_WISH.applied(0, priority) == priority
@@ -130,3 +136,21 @@ def test_a_class_that_comes_back_gets_its_slots_from_the_least_urgent():
 def test_a_bad_class_is_named(build, text):
     with pytest.raises(InvalidConfiguration, match=text):
         build()
+
+
+def test_what_runs_in_the_background_is_of_the_least_urgent_class_that_its_tenant_may_use():
+    def of(tenant: str, classes: Classes = CLASSES, **headers: str) -> ServiceClass:
+        return classes.class_of(headers, tenant, background=True)
+
+    assert of("acme") is BATCH
+    assert of("acme", X_Tier="gold") is BATCH
+    assert CLASSES.class_of({"x-batch": "yes"}, "acme") is BATCH
+    assert CLASSES.class_of({}, "acme") is SILVER
+    # Who may use no other stays where it is.
+    assert of("") is UNNAMED
+    assert of("paying", Classes((GOLD, BATCH), tenants={"paying": "gold"})) is GOLD
+    # Without tenants everybody may use any class, but for those that another model answers.
+    assert of("", Classes((GOLD, SILVER, BATCH))) is BATCH
+    small = ServiceClass("small", priority=10, pools=("small",), model="other")
+    assert of("", Classes((GOLD, BATCH, small))) is BATCH
+    assert of("") is UNNAMED

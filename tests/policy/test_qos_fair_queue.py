@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.slo import IN_BACKGROUND
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.policy.qos.fair_queue import FairQueue
 from tandem.policy.views import RequestView
@@ -416,3 +417,40 @@ def test_other_weights_count_from_the_change_on():
     assert turns(20) == {"ada": 10, "bob": 10}
     queue.reconfigure(CLASSES, {"ada": 4.0}, 30.0)
     assert turns(20) == {"ada": 16, "bob": 4}
+
+
+@given(
+    st.lists(st.tuples(REQUESTS, st.booleans()), min_size=1, max_size=20),
+    st.lists(st.tuples(st.sampled_from(["ada", "bob", "cy"]), st.integers(0, 50)), max_size=4),
+    st.integers(0, 60),
+)
+def test_what_runs_in_the_background_goes_when_nobody_else_waits(drawn, charges, max_wait_ns):
+    """Whatever its class, its age, its tenant's share and its class's reserve."""
+    mixed = TakingQueue(CLASSES, max_wait_s=max_wait_ns / SECOND)
+    alone = TakingQueue(CLASSES, max_wait_s=max_wait_ns / SECOND)
+    for tenant, tokens in charges:
+        mixed.charge(tenant, tokens, 0)
+        alone.charge(tenant, tokens, 0)
+    awaited = 0
+    for serial, (each, in_background) in enumerate(drawn):
+        # Those in the background are accounts of their own.
+        tenant = each["tenant"] + " (background)" * in_background
+        more = {"priority": IN_BACKGROUND} if in_background else {}
+        request = asks(serial, each["name"], tenant, deadline_ns=each["deadline_ns"], **more)
+        mixed.push(request)
+        if not in_background:
+            alone.push(request)
+            awaited += 1
+    assert sum(mixed.awaited().values()) == awaited
+    order = [mixed.next({}, 8, 100 + n) for n in range(len(drawn))]
+    assert order[:awaited] == [alone.next({}, 8, 100 + n) for n in range(awaited)]
+    assert all(each.in_background for each in order[awaited:])
+    assert not len(mixed)
+
+
+def test_accounts_share_what_is_left_for_the_background():
+    queue = TakingQueue(CLASSES)
+    queue.charge("a", 100, 0)
+    for serial, tenant in enumerate(("a", "a", "b")):
+        queue.push(asks(serial, "gold", tenant, priority=IN_BACKGROUND))
+    assert [queue.next({}, 8, 0).tenant for _ in range(3)] == ["b", "a", "a"]

@@ -1,9 +1,11 @@
 """The HTTP application: endpoints, the middleware around them, every error as an answer; and the
 endpoints that only read: models, health, readiness, metrics and version."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,6 +25,9 @@ from tandem.api.auth import (
     RequestIds,
     operator_ring,
 )
+from tandem.api.batches.connect import Callees, connect_batches
+from tandem.api.batches.metrics import batch_families
+from tandem.api.batches.runner import BatchRunner
 from tandem.api.call_metrics import CallMetrics
 from tandem.api.chat import chat_endpoints
 from tandem.api.completions import completion_endpoints
@@ -74,15 +79,18 @@ def build_app(
     adapters: AdapterModels | None = None,
     load: ServerLoad | None = None,
     encoders: Encoders | None = None,
+    batches: BatchRunner | None = None,
 ) -> Starlette:
     """The HTTP application over `generator`, in the shapes of OpenAI's and of Anthropic's API and
     of the Open Inference Protocol; an ASGI server runs it. A `log` gets a line for each call;
     `ring` and `cache` are those of `config`, for whoever changes them later; `adapters` are served
     as models of their own (None: there can be none); `load` counts calls; `encoders` are served
-    beside the model.
+    beside the model; `batches` run their requests through the same endpoints (None: there are
+    none).
     Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
-    load = load or ServerLoad()
+    load, ring = load or ServerLoad(), ring or KeyRing(config)
+    operators = operator_ring(config)
     context = AppContext(
         generator,
         text,
@@ -103,11 +111,14 @@ def build_app(
         *messages_endpoints(context),
         *token_endpoints(context),
         *inference_endpoints(context),
-        *probe_endpoints(context, load, http_metrics, log),
+        *probe_endpoints(context, load, http_metrics, log, batches),
         prefix_cache_endpoint(context),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
         *(encoder_endpoints(context, encoders) if encoders is not None else ()),
     ]
+    if batches is not None:
+        callees = Callees(endpoints, (ring, operators), load, _ERRORS, log)
+        endpoints += connect_batches(batches, context, callees)
     limits = _schema_limits(context)
     openapi = openapi_maker("Tandem", VERSION, endpoints, limits, has_keys=config.has_keys)
     routes = [load.counting(each.route) if each.is_load else each.route for each in endpoints]
@@ -119,15 +130,9 @@ def build_app(
                 metrics=http_metrics,
                 paths={each.handler: each.route.path_format for each in endpoints},
             ),
-            *_middleware(config, log, ring or KeyRing(config)),
+            *_middleware(config, log, ring, operators),
         ],
-        exception_handlers={
-            Refused: _refused,
-            TandemError: _tandem_error,
-            HTTPException: _http_exception,
-            ClientGone: _client_gone,
-            Exception: _unexpected,
-        },
+        exception_handlers=_ERRORS,
     )
     app.router.redirect_slashes = False
     return app
@@ -149,7 +154,9 @@ def _schema_limits(context: AppContext) -> SchemaLimits:
     )
 
 
-def _middleware(config: ApiConfig, log: LineSink | None, ring: KeyRing) -> list[Middleware]:
+def _middleware(
+    config: ApiConfig, log: LineSink | None, ring: KeyRing, operators: KeyRing
+) -> list[Middleware]:
     """The outermost first: an answer without a key has an id and CORS headers too."""
     layers = [] if log is None else [Middleware(AccessLog, sink=log)]
     layers.append(Middleware(RequestIds))
@@ -168,7 +175,7 @@ def _middleware(config: ApiConfig, log: LineSink | None, ring: KeyRing) -> list[
             OriginCheck, allowed_origins=config.allowed_origins, allowed_hosts=config.allowed_hosts
         )
     )
-    layers.append(Middleware(ApiKeys, ring=ring, operators=operator_ring(config)))
+    layers.append(Middleware(ApiKeys, ring=ring, operators=operators))
     return layers
 
 
@@ -215,8 +222,21 @@ async def _unexpected(request: Request, _: Exception) -> Response:
     return error_response(request.scope, refusal)
 
 
+_ERRORS: Mapping[Any, Any] = {
+    Refused: _refused,
+    TandemError: _tandem_error,
+    HTTPException: _http_exception,
+    ClientGone: _client_gone,
+    Exception: _unexpected,
+}
+
+
 def probe_endpoints(
-    context: AppContext, load: ServerLoad, http_metrics: HttpMetrics, log: LineSink | None = None
+    context: AppContext,
+    load: ServerLoad,
+    http_metrics: HttpMetrics,
+    log: LineSink | None = None,
+    batches: BatchRunner | None = None,
 ) -> list[ApiEndpoint]:
     """The endpoints that only read. `/health` says alive, `/ready` says may take requests."""
     lost_lines = None if log is None else LostLines(log, context.generator.card.names[0])
@@ -269,6 +289,7 @@ def probe_endpoints(
             context.response_cache.metric_families(),
             context.response_store.metric_families(),
             () if context.encoders is None else context.encoders.metric_families(),
+            () if batches is None else batch_families(batches, context.generator.card.names[0]),
             () if lost_lines is None else lost_lines.collect(),
         )
         text, content_type = metrics_page(

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
-from tandem.api.auth import ANSWER_HEADERS, KEY, TENANT, account_of, is_printable
+from tandem.api.auth import ANSWER_HEADERS, BACKGROUND, KEY, TENANT, account_of, is_printable
 from tandem.api.call_metrics import CallMetrics
 from tandem.api.choice import Endings
 from tandem.api.config import ApiConfig
@@ -79,6 +79,7 @@ class AppContext:
             deadline_s=deadline_s,
             key=scope.get(KEY, ""),
             call_id=scope.get(REQUEST_ID, ""),
+            background=scope.get(BACKGROUND, False),
         )
 
     def cache_use(

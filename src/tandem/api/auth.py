@@ -13,6 +13,7 @@ from tandem.api.config import ApiConfig
 from tandem.api.connections.table import client_network
 from tandem.api.errors import REQUEST_ID, Refusal, calls_anthropic, error_response
 from tandem.api.key_ring import KeyRing, digest_of
+from tandem.facts.rate_limits import background_account
 
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
 OPEN_PATHS = frozenset(
@@ -39,6 +40,8 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _ANTHROPIC_REQUEST_ID_HEADER = "Request-Id"
 # Set where that is an operator's.
 OPERATOR = "tandem.operator"
+# Set where nobody waits for the answer: it gives way to all others.
+BACKGROUND = "tandem.background"
 # And the status of its answer, and what makes further headers of that.
 STATUS = "tandem.status"
 ANSWER_HEADERS = "tandem.answer_headers"
@@ -199,7 +202,9 @@ def _sent_key(headers: Headers) -> bytes:
 def account_of(scope: Scope) -> str:
     """Whose share of intake and places a call takes: its tenant's, its key's, or its client's."""
     client = scope.get("client")
-    own = scope.get(TENANT) or scope.get(KEY)
+    own = scope.get(TENANT) or scope.get(KEY) or ""
+    if scope.get(BACKGROUND):
+        return background_account(own)
     return own or f"address {client_network(client[0]) if client else ''}"
 
 

@@ -69,6 +69,38 @@ class ResponseStoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchConfig:
+    """Files and batches of clients in the folder `directory` (empty: there are none).
+
+    In all it holds `limit_bytes`, `limit_files` and `limit_batches`; a file has at most
+    `file_bytes`, a batch `lines`. Both are kept for `lifetime_s`, batches counted from their end.
+    At the same time `requests` of all batches run.
+    """
+
+    directory: str = ""
+    limit_bytes: int = 4 << 30
+    limit_files: int = 10_000
+    limit_batches: int = 1_000
+    file_bytes: int = 200 << 20
+    lines: int = 50_000
+    lifetime_s: float = 30 * 24 * 3600.0
+    requests: int = 16
+
+    def __post_init__(self) -> None:
+        for name in (
+            "limit_bytes",
+            "limit_files",
+            "limit_batches",
+            "file_bytes",
+            "lines",
+            "lifetime_s",
+            "requests",
+        ):
+            if getattr(self, name) <= 0:
+                raise InvalidConfiguration(f"api.batches.{name} must be positive")
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """Limits and access of the HTTP server.
 
@@ -101,6 +133,7 @@ class ApiConfig:
     parse_special_tokens: bool = False
     response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
     response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
+    batches: BatchConfig = field(default_factory=BatchConfig)
     metrics_prefix: str = "tandem"
 
     def __post_init__(self) -> None:

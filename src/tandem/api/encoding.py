@@ -42,6 +42,7 @@ from tandem.api.whole_response import CHUNK_BYTES, HeldResponse, WholeResponse
 from tandem.facts.encoder import EncodedText
 from tandem.facts.encoding import EncoderCard, EncoderInput, Encoders, Numbers, Wanted
 from tandem.facts.errors import InvalidRequest
+from tandem.facts.slo import IN_BACKGROUND
 
 Body = TypeVar("Body", bound=EncoderBody)
 # Of one call. More than any client's library sends together.
@@ -103,12 +104,13 @@ class _Call:
     async def encode(
         self, body: EncoderBody, texts: Sequence[EncodedText], wanted: Wanted
     ) -> _Encoded:
+        caller = self.context.caller_of(self.request)
         numbers = await self.encoders.encode(
             self.card.name,
             texts,
             wanted,
-            priority=body.priority or 0,
-            timeout_s=self.context.caller_of(self.request).deadline_s,
+            priority=IN_BACKGROUND if caller.background else body.priority or 0,
+            timeout_s=caller.deadline_s,
         )
         return _Encoded(numbers, sum(len(text.token_ids) for text in texts))
 
@@ -154,6 +156,11 @@ def encoder_call(
     model: str | None,
 ) -> _Call:
     """A call of this encoder, whose body was read. Raises `Refused` where none has the name."""
+    return _Call(request, context, encoders, held, card_of(context, encoders, model))
+
+
+def card_of(context: AppContext, encoders: Encoders, model: str | None) -> EncoderCard:
+    """The encoder of this name, or the first. Raises `Refused` where there is none."""
     cards, names = encoders.cards, context.generator.card.names
     if model is None:
         card = next(iter(cards.values()), None)
@@ -163,7 +170,7 @@ def encoder_call(
         known = ", ".join(cards)
         message = f"no encoder is called {(model or '')[:128]!r}; this server has {known}"
         raise Refused(Refusal(404, message, "model_not_found", "model"))
-    return _Call(request, context, encoders, held, card)
+    return card
 
 
 def encoder_endpoints(context: AppContext, encoders: Encoders) -> list[ApiEndpoint]:

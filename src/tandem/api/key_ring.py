@@ -71,13 +71,26 @@ class KeyRing:
     def owner_of(self, key: bytes) -> str | None:
         """The tenant whose key it is, empty for a key of nobody's in particular; None for one that
         may not come in."""
-        if self._read and monotonic_s() >= self._next_look_s:
-            self._next_look_s = monotonic_s() + LOOK_S
-            self._reload_changed()
+        self._look()
         # Digests of equal length, and every key compared: the time tells nothing about them.
         digest = digest_of(key)
         found = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
         return found[0] if found else None
+
+    def admits(self, tenant: str, digest: str) -> bool:
+        """Whether a caller who came in before would still come in: a tenant with any of its keys,
+        anybody else with the key of this digest."""
+        self._look()
+        if self.is_open:
+            return True
+        if tenant:
+            return any(owner == tenant for _, owner in self._owners)
+        return any(owner == "" and known.hex() == digest for known, owner in self._owners)
+
+    def _look(self) -> None:
+        if self._read and monotonic_s() >= self._next_look_s:
+            self._next_look_s = monotonic_s() + LOOK_S
+            self._reload_changed()
 
     def _reload_changed(self) -> None:
         came: dict[KeyFile, tuple[str, ...]] = {}

@@ -26,7 +26,7 @@ _ERRORS = {
     400: "The request holds what it must not",
     401: "The API key is missing or wrong",
     403: "A web page of another origin, or a caller who is no operator",
-    404: "No such model, or response",
+    404: "No such model, response, file or batch",
     408: "The request did not arrive in time",
     413: "The body is too large",
     415: "The body is not JSON",
@@ -51,11 +51,11 @@ class ApiEndpoint:
     the handler's name and docstring.
 
     `path` is Starlette's, which may take parameters. `body` is the type of the JSON body, None
-    for calls without one; `answer` that of the answer, None where it is a text of one of
-    `text_types`; `events` those of a streamed answer's events, and `error` that of a refusal, in
-    the stream as well. `query` has the JSON schemas of the parameters behind the path, by name. In
-    both directions bytes may follow JSON where `has_binary`. `generates` says that calls do, though
-    their answers never stream.
+    for calls without one; `form` that of a `multipart/form-data`; `answer` that of the answer,
+    None where it is a text of one of `text_types`; `events` those of a streamed answer's events,
+    and `error` that of a refusal, in the stream as well. `query` has the JSON schemas of the
+    parameters behind the path, by name. In both directions bytes may follow JSON where
+    `has_binary`. `generates` says that calls do, though their answers never stream.
     """
 
     method: str
@@ -67,6 +67,7 @@ class ApiEndpoint:
     events: Sequence[type[msgspec.Struct]] = ()
     error: type[msgspec.Struct] = responses.ErrorAnswer
     text_types: Sequence[str] = ("text/plain",)
+    form: type[msgspec.Struct] | None = None
     query: Mapping[str, Document] = field(default_factory=dict)
     has_binary: bool = False
     generates: bool = False
@@ -138,6 +139,9 @@ def _operation(endpoint: ApiEndpoint) -> Document:
         if endpoint.has_binary:
             content[_BINARY] = {}
         operation["requestBody"] = {"required": True, "content": content}
+    if endpoint.form is not None:
+        form = {"multipart/form-data": {"schema": _reference(endpoint.form)}}
+        operation["requestBody"] = {"required": True, "content": form}
     operation["responses"] = _responses(endpoint)
     return operation
 
@@ -149,15 +153,18 @@ def _operation_id(name: str, endpoint: ApiEndpoint) -> str:
 
 
 def _responses(endpoint: ApiEndpoint) -> Document:
+    error = {"application/json": {"schema": _reference(endpoint.error)}}
     if endpoint.answer is None:
         texts: Document = {kind: {} for kind in endpoint.text_types}
-        return {"200": {"description": "Successful Response", "content": texts}}
+        whole: Document = {"200": {"description": "Successful Response", "content": texts}}
+        if endpoint.route.param_convertors:
+            whole["404"] = {"description": "There is none of that name", "content": error}
+        return whole
     content: Document = {"application/json": {"schema": _reference(endpoint.answer)}}
     if endpoint.has_binary:
         content[_BINARY] = {}
     if endpoint.events:
         content["text/event-stream"] = {"schema": _server_sent(endpoint)}
-    error = {"application/json": {"schema": _reference(endpoint.error)}}
     answers: Document = {"200": {"description": "OK", "content": content}}
     for status, meaning in _ERRORS.items():
         if endpoint.method == "POST" or status not in _BODY_ERRORS:
@@ -174,7 +181,7 @@ def _path_parameter(name: str) -> Document:
 
 def _schemas(endpoints: Sequence[ApiEndpoint], limits: SchemaLimits) -> Document:
     """Of all bodies and answers, by name."""
-    read = [each.body for each in endpoints if each.body is not None]
+    read = [kind for each in endpoints for kind in (each.body, each.form) if kind is not None]
     answers = [each.answer for each in endpoints if each.answer is not None]
     written = [kind for each in endpoints for kind in (*each.events, each.error)]
     named = dict.fromkeys((*read, *answers, *written))

@@ -54,6 +54,11 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "MessageCountBody": {"messages": _CHAT_MESSAGES},
     "ResponsesBody": {"input": "Hello!", "max_output_tokens": 64},
     "ConversationBody": {"input": "Hello!"},
+    "BatchBody": {
+        "input_file_id": "file-abc",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
     "TokenizeBody": {"messages": _CHAT_MESSAGES},
     "DetokenizeBody": {"tokens": [72, 105]},
     "InferBody": {

@@ -10,11 +10,12 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from tandem.api.app_context import AppContext
-from tandem.api.auth import KEY, TENANT, account_of
+from tandem.api.auth import BACKGROUND, KEY, TENANT, account_of
 from tandem.api.errors import Refusal, Refused
 from tandem.api.generation import GenerationSpec, create_answer
 from tandem.api.logprobs import TokenJson
 from tandem.api.openapi import ApiEndpoint
+from tandem.api.paging import page_query
 from tandem.api.request_body import read_body
 from tandem.api.response_call import ResponseCall, prompt_tokens
 from tandem.api.response_history import named_items, past_of
@@ -45,6 +46,9 @@ def responses_endpoints(context: AppContext) -> list[ApiEndpoint]:
         owner = owner_of(request.scope)
 
         def spec_of(sent: ResponsesBody) -> GenerationSpec:
+            if request.scope.get(BACKGROUND):
+                # Thousands of a batch would take the places of those that conversations go on from.
+                sent.store = False
             return ResponseCall(sent, owner, context, token_json).spec()
 
         try:
@@ -125,7 +129,14 @@ def responses_endpoints(context: AppContext) -> list[ApiEndpoint]:
         ),
         ApiEndpoint("GET", one, retrieve_response, _TAG, answer=ResponseObject),
         ApiEndpoint("DELETE", one, delete_response, _TAG, answer=ResponseDeleted),
-        ApiEndpoint("GET", items, list_input_items, _TAG, answer=InputItemList),
+        ApiEndpoint(
+            "GET",
+            items,
+            list_input_items,
+            _TAG,
+            answer=InputItemList,
+            query=page_query(_ITEMS_LIMIT),
+        ),
     ]
 
 

@@ -18,6 +18,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tandem.api.auth import BACKGROUND
 from tandem.api.choice import ChoiceDelta
 from tandem.api.errors import Refusal, Refused, retry_header
 from tandem.api.responses import Finish
@@ -66,10 +67,12 @@ class ResponseBudget:
         return self._shares.held
 
     @contextmanager
-    def holding_response(self) -> Iterator[HeldResponse]:
+    def holding_response(self, *, background: bool = False) -> Iterator[HeldResponse]:
         """For the current task, whose answer is let go at the end of the block. Raises `Refused`
         with 503, wherever the task is within the block, if others need the room."""
-        held = HeldResponse(self, f"call {next(self._serials)}")
+        # All that nobody waits for is one account, so that it is the first to give way.
+        account = "background" if background else f"call {next(self._serials)}"
+        held = HeldResponse(self, account)
         try:
             with held.call.refused_if_evicted(_overloaded):
                 yield held
@@ -300,16 +303,16 @@ class WholeResponse(Response):
         self.status_code = 200
         self.background = None
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._answer(send))
+            await while_connected(receive, self._answer(scope, send))
         except (ClientGone, Refused):
             # In the middle of an answer the connection can only be closed, which the server does.
             if not self._started:
                 raise
 
-    async def _answer(self, send: Send) -> None:
-        with self._budget.holding_response() as held:
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        with self._budget.holding_response(background=scope.get(BACKGROUND, False)) as held:
             pieces = await self._make(held)
             length = {"content-length": str(sum(map(len, pieces)))}
             self.init_headers({**self._late_headers(), **length})

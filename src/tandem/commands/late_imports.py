@@ -30,6 +30,7 @@ VERBS: Final = {
     "keys": "tandem.commands.keys:keys_command",
     "chat": "tandem.commands.chat:chat",
     "complete": "tandem.commands.complete:complete",
+    "run-batch": "tandem.commands.run_batch:run_batch_command",
     "bench": "tandem.commands.bench:bench",
     "eval": "tandem.commands.evaluate:evaluate_command",
     "hits": "tandem.commands.hits:hits",

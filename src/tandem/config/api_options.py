@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tandem.api.config import (
     ApiConfig,
+    BatchConfig,
     ConnectionLimits,
     KeyFile,
     ResponseCacheConfig,
@@ -45,6 +46,16 @@ def api_config(
             options.response_store_mib << 20,
             options.max_stored_responses,
             options.response_store_hours * 3600.0,
+        ),
+        batches=BatchConfig(
+            options.batch_directory,
+            options.batch_store_mib << 20,
+            options.max_batch_files,
+            options.max_batches,
+            options.max_batch_file_mib << 20,
+            options.max_batch_lines,
+            options.batch_keep_hours * 3600.0,
+            options.max_batch_requests,
         ),
         metrics_prefix=options.metrics_prefix,
         connections=ConnectionLimits(

@@ -315,6 +315,40 @@ class ServeOptions(
             "Sequences of one call at most: its prompts times n, best_of or beams.", ge=1, le=4096
         ),
     ] = 64
+    batch_directory: Annotated[
+        str,
+        _of_gateways(
+            "Folder for files and batches of clients (`/v1/files`, `/v1/batches`), which go on "
+            "after a restart; of one server alone. Empty: there are none."
+        ),
+    ] = ""
+    batch_store_mib: Annotated[
+        int, _of_gateways("MiB of all these files at most.", ge=1, le=1 << 30)
+    ] = 4096
+    max_batch_files: Annotated[int, _of_gateways("So many of them at most.", ge=1, le=100_000)] = (
+        10_000
+    )
+    max_batch_file_mib: Annotated[
+        int, _of_gateways("MiB of one that is sent.", ge=1, le=1 << 20)
+    ] = 200
+    max_batches: Annotated[int, _of_gateways("Batches that are kept at most.", ge=1, le=10_000)] = (
+        1000
+    )
+    max_batch_lines: Annotated[int, _of_gateways("Requests of a batch.", ge=1, le=1_000_000)] = (
+        50_000
+    )
+    max_batch_requests: Annotated[
+        int,
+        _of_gateways(
+            "Requests of all batches that run at once; a quarter of it beside other calls.",
+            ge=1,
+            le=4096,
+        ),
+    ] = 16
+    batch_keep_hours: Annotated[
+        float,
+        _of_gateways("Hours after which a file, or a batch that ended, goes.", gt=0, le=87_600),
+    ] = 720.0
     max_scaling_samples: Annotated[
         int,
         _of_gateways("Samples of a call with `scaling` at most; 0: no such calls.", ge=0, le=64),

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from tandem.facts.errors import InvalidConfiguration
 
+# Behind an account: what nobody waits for is an account of its own, so that it takes nothing from
+# what its owner waits for.
+_BACKGROUND = " (background)"
+
 # A bucket that takes longer to fill than a day bounds no rate.
 MOST_BURST_S = 86_400.0
 
@@ -14,6 +18,16 @@ MOST_BURST_S = 86_400.0
 def _limit(meaning: str) -> int | None:
     """A limit that is also a key of a cluster file."""
     return field(default=None, metadata={"meaning": meaning})
+
+
+def background_account(owner: str) -> str:
+    """The account of what an owner has run in the background."""
+    return owner + _BACKGROUND
+
+
+def owner_of_account(account: str) -> str:
+    """Whose account it is, in the background or not."""
+    return account.removesuffix(_BACKGROUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +86,8 @@ class LimitTerms:
     gateways: int = 1
 
     def of(self, account: str) -> RateLimits:
-        """What this account may use."""
-        return self.tenants.get(account, self.others)
+        """What this account may use: in the background as much again."""
+        return self.tenants.get(owner_of_account(account), self.others)
 
     @property
     def empty(self) -> bool:

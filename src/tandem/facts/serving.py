@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.facts.adapter import ServedAdapter
-from tandem.facts.rate_limits import Allowance, CallSize
+from tandem.facts.rate_limits import Allowance, CallSize, background_account
 from tandem.facts.request import Request, TokenOutput
 
 
@@ -49,7 +49,8 @@ class Caller:
     whole answer is wanted within `deadline_s` (0: no deadline). `call_id` is what the answer's
     `X-Request-Id` says. `call` is the size of a call of which the request is one of several;
     `served_by` is filled in where somebody wants to know. `end_finder` makes an
-    `EndFinder` for the answer where stop strings may end it (None: there are none)."""
+    `EndFinder` for the answer where stop strings may end it (None: there are none). What is asked
+    in the `background` gives way to everybody else, whatever it says of itself."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -63,12 +64,14 @@ class Caller:
     call: CallSize | None = None
     served_by: ServedBy | None = None
     end_finder: Callable[[], EndFinder] | None = None
+    background: bool = False
 
     @property
     def account(self) -> str:
         """Whose share of waiting places and turns this caller's requests take. Callers without a
         key are one."""
-        return self.tenant or self.key
+        owner = self.tenant or self.key
+        return background_account(owner) if self.background else owner
 
 
 ANYBODY = Caller()

@@ -39,7 +39,9 @@ class Slo:
 
 
 # Priorities beyond these are no 32-bit numbers.
-MOST_URGENT, LEAST_URGENT = -(2**31), 2**31 - 1
+MOST_URGENT, LEAST_URGENT = -(2**31), 2**31 - 2
+# Of requests that nobody waits for: no client's word makes a request of this one.
+IN_BACKGROUND = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)

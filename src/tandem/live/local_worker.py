@@ -24,7 +24,7 @@ from tandem.facts.errors import (
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
 from tandem.facts.serving import ANYBODY, Caller, MetricFamily, ModelCard
-from tandem.facts.slo import LOWER_ONLY, ClientPriorities
+from tandem.facts.slo import IN_BACKGROUND, LOWER_ONLY, ClientPriorities
 from tandem.facts.steps import StepResult
 from tandem.live.clock import now_ns
 from tandem.live.driver import Driver, EventInbox
@@ -150,6 +150,8 @@ class LocalWorker:
         if request.request_id in self._mailboxes:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already running")
         priority = self._priorities.applied(0, request.priority)
+        if caller.background:
+            priority = IN_BACKGROUND
         deadline_s = sooner(request.deadline_s, caller.deadline_s)
         request = replace(request, priority=priority, account=caller.account, deadline_s=deadline_s)
         mailbox = self._mailboxes.open(request.request_id)

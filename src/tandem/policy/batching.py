@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from tandem.facts.slo import IN_BACKGROUND
+
 Rank = tuple[int, int, int]
 # Of a sequence without a deadline.
 NEVER_NS = 2**63 - 1
+BACKGROUND_TOKENS = 64
 
 
 class SequenceView(Protocol):
@@ -68,6 +71,13 @@ class TokenBudgetBatching:
         if self.max_prefill_chunk_tokens and chunk_tokens > self.max_prefill_chunk_tokens:
             return self.max_prefill_chunk_tokens
         return chunk_tokens
+
+    def background_tokens(self, firsts: Iterable[View]) -> int:
+        """How many tokens of prompts in the background a step takes at most, where these are the
+        first to run and to wait: few while anybody waits for a token, which they make come later.
+        """
+        awaited = any(view.rank[0] < IN_BACKGROUND for view in firsts)
+        return BACKGROUND_TOKENS if awaited else self.max_batched_tokens
 
     def victim(self, candidates: Sequence[View]) -> View:
         """Who gives up its blocks first: of the account of whoever is last by rank, and as little

@@ -6,7 +6,7 @@ from msgspec import Struct, field
 
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
-from tandem.facts.slo import Slo
+from tandem.facts.slo import IN_BACKGROUND, Slo
 
 
 class TierHits(Struct, frozen=True):
@@ -53,6 +53,11 @@ class RequestView(Struct, frozen=True):
     model: str = ""
     adapter: str = ""
     adapter_bytes: int = 0
+
+    @property
+    def in_background(self) -> bool:
+        """Whether nobody waits for it, so that it gives way to everybody."""
+        return self.priority == IN_BACKGROUND
 
     def lacks_adapter(self, view: "WorkerView") -> bool:
         """Whether that worker must load its adapter first."""

@@ -18,7 +18,7 @@ from tandem.cluster.router.request_state import RequestState, Stage
 from tandem.cluster.router.use_totals import UseTotals
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Tier
-from tandem.facts.slo import MOST_URGENT
+from tandem.facts.slo import IN_BACKGROUND, LEAST_URGENT, MOST_URGENT
 from tandem.messages.router import (
     AskForBlocks,
     BlocksListed,
@@ -148,14 +148,15 @@ class AdmissionFront:
         if not verdict.admitted:
             verdict, route, workers = self._judge_degraded(state, verdict, route, workers, now_ns)
             view = state.view
-        if self.breakers is not None and route is not None:
+        # What nobody waits for was promised nothing.
+        if self.breakers is not None and route is not None and not view.in_background:
             verdict = self.breakers.settled(asks, verdict, now_ns, whole)
             state.measured = verdict.admitted and verdict.feasible
             if verdict.admitted and self.breakers.several_classes:
                 self.breakers.prefills(view, _shared_prefill_s(view, route, workers), now_ns)
-        if route is None or len(self.queue) or not self.has_room(view.service_class):
+        if route is None or len(self.queue) or not self.has_room(view):
             return verdict, route, None
-        free = self._with_room(workers)
+        free = self._with_room(view, workers)
         known = route if len(free) == len(workers) else None
         return verdict, route, self._choose(view, free, now_ns, known)
 
@@ -223,7 +224,7 @@ class AdmissionFront:
         while (request_id := self.queue.first(now_ns, stuck)) is not None:
             state = requests[request_id]
             view = self._look(state, now_ns)
-            choice = self._choose(view, self._with_room(self._views_of(view)), now_ns)
+            choice = self._choose(view, self._with_room(view, self._views_of(view)), now_ns)
             if choice is not None:
                 self.queue.dequeue(state)
                 return state, choice
@@ -305,17 +306,17 @@ class AdmissionFront:
         self.suspects.leaves(state)
         self.queue.leave_workers(state)
 
-    def has_room(self, service_class: str | None = None) -> bool:
-        """For one more request of this class at the workers; None: of any."""
+    def has_room(self, view: RequestView | None = None) -> bool:
+        """For this one at the workers; None: for any."""
         depth = self.config.queue.prefill_depth
-        if service_class is None:
+        if view is None:
             full = self.queue.full and not self.fleet.on_own
         else:
-            full = self.queue.is_full_for(service_class)
+            full = self.queue.is_full_for(view.service_class)
         if full or not depth:
             return not full
         return any(
-            tracked.role.prefills and len(tracked.prefilling) < depth
+            tracked.role.prefills and tracked.prompts_before(view) < depth
             for tracked in self.fleet.accepting()
         )
 
@@ -370,7 +371,7 @@ class AdmissionFront:
             if not self.queue.is_full_for(name):
                 view = self._look(suspect, now_ns)
                 apart = [each for each in self._views_of(view) if each.worker not in taken]
-                if choice := self._choose(view, self._with_room(apart), now_ns):
+                if choice := self._choose(view, self._with_room(view, apart), now_ns):
                     self.suspects.starts(suspect)
                     return suspect, choice
             if not self.fleet.on_own:
@@ -389,7 +390,7 @@ class AdmissionFront:
     ) -> Verdict:
         """By what may be promised now, where there are breakers."""
         admission, view = self.config.admission, state.view
-        if self.breakers is None:
+        if self.breakers is None or view.in_background:
             return admission.judge(view, route, workers, now_ns)
         promised = self.breakers.promised(view, now_ns)
         verdict = admission.judge(promised, route, workers, now_ns)
@@ -443,9 +444,12 @@ class AdmissionFront:
     def _views_of(self, view: RequestView) -> list[WorkerView]:
         """The workers that this request may go to, as it finds them. Where classes are told apart
         by breakers, less urgent prompts wait for it there: they are no reason to refuse it."""
-        views = self.fleet.views()
         if self.breakers is not None:
             views = self.fleet.views_ahead(self._class_priority(view))
+        elif self.queue.in_background and not view.in_background:
+            views = self.fleet.views_ahead(LEAST_URGENT)
+        else:
+            views = self.fleet.views()
         return self.fleet.open_to(view, views)
 
     def _views_before(self, view: RequestView) -> list[WorkerView]:
@@ -454,16 +458,19 @@ class AdmissionFront:
 
     def _class_priority(self, view: RequestView) -> int:
         """Without what its client wished for: there are as many as classes, however many ask."""
+        if view.in_background:
+            return IN_BACKGROUND
         return self.config.classes.named(view.service_class).priority
 
-    def _with_room(self, workers: list[WorkerView]) -> list[WorkerView]:
+    def _with_room(self, request: RequestView, workers: list[WorkerView]) -> list[WorkerView]:
         depth, tracked_workers = self.config.queue.prefill_depth, self.fleet.workers
         if not depth:
             return workers
         return [
             view
             for view in workers
-            if not view.role.prefills or len(tracked_workers[view.worker].prefilling) < depth
+            if not view.role.prefills
+            or tracked_workers[view.worker].prompts_before(request) < depth
         ]
 
     def _choose(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tandem.cost.worker import WorkerCost
 from tandem.facts.fleet import Role
-from tandem.facts.slo import MOST_URGENT
+from tandem.facts.slo import LEAST_URGENT, MOST_URGENT
 from tandem.messages.router import LoadReported
 from tandem.policy.qos.classes import NO_CLASSES, Classes
 from tandem.policy.views import RequestView, WorkerView
@@ -126,6 +126,14 @@ class TrackedWorker:
     adapters: dict[str, None] = field(default_factory=dict)
     events_sent: int = 0
     sent_by: deque[tuple[int, SentLoad]] = field(default_factory=deque)
+
+    def prompts_before(self, request: RequestView | None) -> int:
+        """How many prompts are here that one more does not go before: those that somebody waits for
+        go before the others."""
+        if request is not None and request.in_background:
+            return len(self.prefilling)
+        _, _, in_background = self.prefilling.split(LEAST_URGENT)
+        return len(self.prefilling) - in_background
 
     @property
     def decodes_more(self) -> bool:

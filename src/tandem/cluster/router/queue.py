@@ -1,5 +1,7 @@
 """The request queue: fair queueing by class and tenant, bounded by what may be at the workers at
-once; and beside it requests suspected of killing workers (see `deaths`)."""
+once; and beside it requests suspected of killing workers (see `deaths`).
+
+What runs in the background takes nobody's place there, and goes when nobody else waits."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -47,6 +49,8 @@ class RequestQueue:
         self._wanted_elsewhere: tuple[int, ...] = ()
         self._classes, self._fleet = classes, fleet
         self._use = use or UseTotals()
+        # At workers, without places.
+        self.in_background = 0
         self._queue = FairQueue(classes, config.weights, config.max_wait_s)
         # Of each class and each tenant that waits: uncached prompt tokens, requests.
         self._waiting: dict[tuple[str, str], tuple[int, int]] = {}
@@ -149,7 +153,7 @@ class RequestQueue:
         capacity = self._places
         if not capacity or not len(self):
             return {}
-        waiting = self._queue.waiting()
+        waiting = self._queue.awaited()
         for name in self._fleet.on_own:
             waiting.pop(name, None)
         return to_preempt(self._classes, waiting, self.in_use, capacity)
@@ -228,7 +232,10 @@ class RequestQueue:
 
     def _take_place(self, state: RequestState) -> None:
         """It is at workers; one that is at its class's own takes nobody's place."""
-        if not self._fleet.dedicated_to(state.decode):
+        if state.view.in_background:
+            self.in_background += 1
+            state.runs_in_background = True
+        elif not self._fleet.dedicated_to(state.decode):
             name = state.view.service_class
             self.in_use[name] = self.in_use.get(name, 0) + 1
             state.has_place = True
@@ -237,13 +244,18 @@ class RequestQueue:
         if state.has_place:
             self.in_use[state.view.service_class] -= 1
             state.has_place = False
+        if state.runs_in_background:
+            self.in_background -= 1
+            state.runs_in_background = False
 
     def _share_places(self) -> None:
         bound = self.config.max_requests
         self._places = bound and fair_places(bound, self._wanted_elsewhere)
 
     def _count(self, view: RequestView, requests: int) -> None:
-        """So many requests more of this view wait."""
+        """So many requests more of this view wait, if anybody waits for them."""
+        if view.in_background:
+            return
         waits = (view.service_class, view.tenant)
         tokens, waiting = self._waiting.get(waits, (0, 0))
         self._waiting[waits] = (tokens + requests * _uncached_tokens(view), waiting + requests)

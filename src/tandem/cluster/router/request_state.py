@@ -98,10 +98,10 @@ class RequestState:
     decode worker has received `ImportsArrived`. `expected_tokens` count to that worker's load until
     their KV is there. KV of the first `pulled_tokens` came from slower tiers. `copy_failed`: a
     migration was begun and has failed. `has_place`: it has one of the bounded places at everybody's
-    workers. `deaths` are those of its workers. `measured`: its SLO was predicted to hold, and what
-    comes is held against that; its first token came at `first_token_ns` (-1 until then). `degraded`
-    is what was cut of it, in words. `forecast` is of when it first went to workers, or
-    until then of when it was let in."""
+    workers; one that `runs_in_background` is there without. `deaths` are those of its workers.
+    `measured`: its SLO was predicted to hold, and what comes is held against that; its first token
+    came at `first_token_ns` (-1 until then). `degraded` is what was cut of it, in words. `forecast`
+    is of when it first went to workers, or until then of when it was let in."""
 
     submission: RequestSubmitted
     view: RequestView
@@ -109,6 +109,7 @@ class RequestState:
     names: Names
     stage: Stage = Stage.QUEUED
     has_place: bool = False
+    runs_in_background: bool = False
     copy_failed: bool = False
     pulled_tokens: int = 0
     prefill: str = ""

@@ -9,6 +9,7 @@ from tandem.cluster.worker.running import RunningSequences
 from tandem.cluster.worker.sequence import Phase, Sequence
 from tandem.cluster.worker.speculation import Drafting
 from tandem.cluster.worker.waiting import WaitingSequences
+from tandem.facts.slo import IN_BACKGROUND
 from tandem.facts.token_tree import NO_GUESSES, TokenTree
 from tandem.messages.worker import ImportBlocks
 from tandem.policy.batching import TokenBudgetBatching
@@ -158,6 +159,8 @@ class StepPlanner:
         self.waiting = WaitingSequences()
         # Whether the last plan moved no block and let nobody in or out: the next finds no more.
         self.settled = False
+        # Of prompts that nobody waits for, what the step that is planned may still take.
+        self._background_tokens = 0
         self._imports: dict[str, ImportBlocks] = {}
         self._lost: list[Sequence] = []
         self.preemptions = 0
@@ -177,6 +180,8 @@ class StepPlanner:
         builder = PlanBuilder(step_id, self.batching.max_batched_tokens)
         self.settled = True
         self._yield_to_urgent()
+        firsts = [*self.sequences.running[:1], *([self.waiting.first] if len(self.waiting) else ())]
+        self._background_tokens = self.batching.background_tokens(firsts)
         decodes, prefills = self.batching.decodes_and_prefills(self.sequences.running)
         if self.pipeline_stages > 1:
             decodes = self._one_stage_full(decodes, free_steps)
@@ -227,9 +232,7 @@ class StepPlanner:
             residency = sequence.residency
             if not (residency.placed or builder.may_place):
                 continue
-            chunk_tokens = self.batching.chunk_tokens(
-                sequence.pending_tokens, builder.budget_tokens
-            )
+            chunk_tokens = self._chunk_tokens(builder, sequence)
             if not chunk_tokens:
                 continue
             needed = self.sequences.blocks_for(sequence, residency.scheduled + chunk_tokens)
@@ -242,6 +245,16 @@ class StepPlanner:
                 drafts = self._drafts(builder, sequence, len(sequences) - place - 1)
             self._add_row(builder, sequence, chunk_tokens, drafts)
 
+    def _chunk_tokens(self, builder: PlanBuilder, sequence: Sequence) -> int:
+        budget_tokens = self._budget_tokens(builder, sequence)
+        return self.batching.chunk_tokens(sequence.pending_tokens, budget_tokens)
+
+    def _budget_tokens(self, builder: PlanBuilder, sequence: Sequence) -> int:
+        """What is left of the step for this one."""
+        if sequence.rank[0] == IN_BACKGROUND and sequence.pending_tokens > 1:
+            return min(builder.budget_tokens, self._background_tokens)
+        return builder.budget_tokens
+
     def _add_row(
         self,
         builder: PlanBuilder,
@@ -250,6 +263,8 @@ class StepPlanner:
         drafts: TokenTree = NO_GUESSES,
     ) -> None:
         """A row that proposes drafts for the next step, as far as they pay."""
+        if chunk_tokens > 1 and sequence.rank[0] == IN_BACKGROUND:
+            self._background_tokens -= chunk_tokens
         proposed_tokens = 0
         if self._drafting and self._draft_rule.longest:
             chances = self._drafting.chances(sequence.drafts)
@@ -320,7 +335,7 @@ class StepPlanner:
             if cached is None:
                 continue
             imports = self._wants_import(sequence, cached)
-            if not builder.budget_tokens and not imports:
+            if not imports and not self._budget_tokens(builder, sequence):
                 return
             if not self._entry_check.enters(sequence, cached):
                 return
@@ -349,7 +364,7 @@ class StepPlanner:
             return
         sequence.import_tokens = 0
         builder.place(sequence)
-        chunk_tokens = self.batching.chunk_tokens(sequence.pending_tokens, builder.budget_tokens)
+        chunk_tokens = self._chunk_tokens(builder, sequence)
         for _ in range(
             self.sequences.blocks_for(sequence, sequence.residency.scheduled + chunk_tokens)
         ):

@@ -175,6 +175,9 @@ def _own_refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "listen", problem
     elif colon and int(port) + cluster.gateways - 1 > MOST_PORT:
         yield "listen", f"listen: {cluster.gateways} gateways need as many ports from {port} on"
+    if cluster.gateways > 1 and cluster.serve.get("batch-directory"):
+        problem = f"batch-directory: {cluster.gateways} gateways cannot share it; have one gateway"
+        yield "serve.batch-directory", problem
     for list_key, what, names in (
         ("pools", "pool", [pool.name for pool in cluster.pools]),
         ("classes", "class", [entry.name for entry in cluster.classes]),

@@ -20,7 +20,7 @@ from tandem.facts.errors import (
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
 from tandem.facts.serving import ANYBODY, Caller, MetricFamily, ModelCard
-from tandem.facts.slo import Slo
+from tandem.facts.slo import IN_BACKGROUND, Slo
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
@@ -33,6 +33,7 @@ from tandem.messages.router import FollowedPause, Reject, RequestSubmitted, Requ
 from tandem.observe.adapter_metrics import AdapterNames
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tandem.policy.admission.contract import MIN_RETRY_S, in_words
+from tandem.policy.qos.classes import ServiceClass
 from tandem.report.record import Ending
 
 logger = logging.getLogger(__name__)
@@ -262,7 +263,11 @@ class Gateway:
 
     def service_class(self, caller: Caller) -> str:
         """See the port `Generator`."""
-        return self.machine.config.router.classes.classify(caller.headers, caller.tenant).name
+        return self._class_of(caller).name
+
+    def _class_of(self, caller: Caller) -> ServiceClass:
+        classes = self.machine.config.router.classes
+        return classes.class_of(caller.headers, caller.tenant, background=caller.background)
 
     def allowance(self, account: str) -> Allowance | None:
         """See the port `Generator`."""
@@ -298,12 +303,14 @@ class Gateway:
             raise EngineFailed(self._closed_because)
         _check_length(request, self.card)
         request_id = self._prefix + request.request_id
-        service = self.machine.config.router.classes.classify(caller.headers, caller.tenant)
+        service = self._class_of(caller)
         if request.adapter is not None and service.model:
             problem = f"is an adapter of {self._card.names[0]}; your class has another model"
             raise InvalidRequest("model", problem)
         # What a client wishes for shifts its priority only as far as its class lets it.
         priority = service.priority_of(request.priority)
+        if caller.background:
+            priority = IN_BACKGROUND
         request = replace(
             request,
             request_id=request_id,
@@ -331,6 +338,10 @@ class Gateway:
         finished = False
         try:
             deadline_ns = service.deadline_ns(arrival_ns, deadline_s)
+            slo = self._terms.slo if service.slo.empty else service.slo
+            if caller.background:
+                # What nobody waits for is promised nothing.
+                deadline_ns, slo = None, Slo()
             if not self._availability.complete:
                 await self._until_somebody_is_back(request, mailbox, arrival_ns, deadline_ns)
             expected = self._expected_tokens(request, caller)
@@ -341,7 +352,7 @@ class Gateway:
                     tenant=caller.account,
                     service_class=service.name,
                     session=caller.session,
-                    slo=self._terms.slo if service.slo.empty else service.slo,
+                    slo=slo,
                     deadline_ns=deadline_ns,
                     answer_due_ns=arrival_ns + round(deadline_s * NS_PER_S) if deadline_s else None,
                     pin_ns=round(self._terms.pin_s(caller, service.longest_pin_s) * NS_PER_S),

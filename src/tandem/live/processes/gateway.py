@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from tandem.api.app import build_app
+from tandem.api.batches.runner import BatchRunner, batch_runner
 from tandem.api.config import ApiConfig
 from tandem.api.key_ring import KeyRing
 from tandem.api.response_cache import ResponseCache
@@ -111,6 +112,7 @@ class Assembled:
     recorded_file: RecordedFile | None = None
     adapters: AdapterRegistry | None = None
     encoders: LiveEncoders | None = None
+    batches: BatchRunner | None = None
 
 
 def run_gateway(setup: GatewaySetup) -> None:
@@ -184,7 +186,8 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     adapters = _adapters(setup, spec, card)
     encoders = _encoders(options, (*card.names, *(() if adapters is None else adapters.served)))
     return Assembled(
-        card, text, config, api, terms, journal, log, recorded_file, adapters, encoders
+        *(card, text, config, api, terms, journal, log, recorded_file, adapters, encoders),
+        batch_runner(api),
     )
 
 
@@ -315,7 +318,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         ) from error
     await gateway.start(channel)
     log = assembled.log
-    encoders = assembled.encoders
+    encoders, batches = assembled.encoders, assembled.batches
     app = build_app(
         gateway,
         assembled.text,
@@ -325,6 +328,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         cache,
         adapters=adapters,
         encoders=encoders,
+        batches=batches,
     )
     grpc, context_tokens = grpc_port(setup.options, shared=True), assembled.card.context_tokens
     http = http_server_over(
@@ -343,11 +347,15 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     _announce(setup, endpoint, url_of(listener))
     if comes_back:
         await _until_ready(gateway)
+    if batches is not None:
+        batches.start()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     ended = asyncio.create_task(gateway.ended())
     await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
     http.should_exit = True
     await serving
+    if batches is not None:
+        await batches.stop()
     await reconfiguration.stop()
     await gateway.stop()
     if encoders is not None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tandem.api.app import build_app
+from tandem.api.batches.runner import BatchRunner, batch_runner
 from tandem.api.config import ApiConfig
 from tandem.api.key_ring import KeyRing
 from tandem.api.server_load import ServerLoad
@@ -48,8 +49,8 @@ from tandem.text.model import TextModel
 class Server:
     """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen. Calls go to
     the `log`, if there is one; `adapters` are served beside the model (None: there can be none).
-    `load` counts the calls; `encoders` are None where there are none; `grpc` is where that is
-    spoken, if it is."""
+    `load` counts the calls; `encoders` and `batches` are None where there are none; `grpc` is where
+    that is spoken, if it is."""
 
     worker: LocalGenerator
     text: TextModel
@@ -60,6 +61,7 @@ class Server:
     load: ServerLoad = field(default_factory=ServerLoad)
     encoders: LiveEncoders | None = None
     grpc: GrpcPort | None = None
+    batches: BatchRunner | None = None
 
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
@@ -70,6 +72,9 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     grpc = grpc_port(options)
     floor = confidence_floor(options)
     large, small = _planned(model, options) if floor is None else plan_cascade(model, options)
+    api = api_config(options, large.planned.machine.api_keys)
+    # So is a folder that another server uses.
+    batches = batch_runner(api)
     text = _text_of(large)
     if small is not None:
         check_same_tokens(large, text, small, _text_of(small))
@@ -83,7 +88,6 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         worker = Cascade(_worker(small, _decoder(small), text, priorities), worker, floor)
         said = f"cascade: {small.served_names[0]} answers where it is sure ({floor})"
         notes = (*notes, said, *_notes(small))
-    api = api_config(options, large.planned.machine.api_keys)
     notes = (*notes, *_beside(large, adapters))
     served = (*large.served_names, *(() if adapters is None else adapters.served))
     behind = ModelBehind(
@@ -93,7 +97,12 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     encoders = load_encoders(options, large.planned.plan.threads, served, behind)
     if encoders is not None:
         notes = (*notes, f"encoders: {', '.join(encoders.cards)}")
-    return Server(worker, text, api, notes, log, adapters, encoders=encoders, grpc=grpc)
+    return Server(
+        *(worker, text, api, notes, log, adapters),
+        encoders=encoders,
+        grpc=grpc,
+        batches=batches,
+    )
 
 
 def _adapters(model: ServedModel, options: ServeOptions) -> AdapterRegistry | None:
@@ -200,6 +209,7 @@ def http_server(server: Server, log_level: str) -> HttpServer:
         adapters=server.adapters,
         load=server.load,
         encoders=server.encoders,
+        batches=server.batches,
     )
     grpc, context_tokens = server.grpc, server.worker.card.context_tokens
     return http_server_over(
@@ -213,15 +223,20 @@ def http_server(server: Server, log_level: str) -> HttpServer:
 
 @asynccontextmanager
 async def running(server: Server) -> AsyncIterator[None]:
-    """The worker runs while the block does, and the log is written."""
+    """The worker runs while the block does, batches do, and the log is written. The HTTP server is
+    made before."""
     await server.worker.start()
     if server.encoders is not None:
         server.encoders.start()
     if server.log is not None:
         server.log.start()
+    if server.batches is not None:
+        server.batches.start()
     try:
         yield
     finally:
+        if server.batches is not None:
+            await server.batches.stop()
         await server.worker.stop()
         if server.encoders is not None:
             await server.encoders.stop()

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from tandem.facts.rate_limits import background_account, owner_of_account
 from tandem.facts.request import Request
 from tandem.observe.journal.records import UNKNOWN, Name
 
@@ -94,6 +95,9 @@ class TenantNames:
         """The same for every call with this name."""
         if self._plain or not name:
             return name
+        if (owner := owner_of_account(name)) != name:
+            # A replay must know whose limits it has.
+            return background_account(self.label(owner))
         place = bisect_left(self._names, name)
         if place < len(self._names) and self._names[place] == name:
             return self._labels[place]

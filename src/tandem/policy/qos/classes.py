@@ -125,6 +125,23 @@ class Classes:
                 return each
         return self.named(own)
 
+    def class_of(
+        self, headers: Mapping[str, str], tenant: str, *, background: bool = False
+    ) -> ServiceClass:
+        """The class of a request: in the `background` the least urgent of those that its tenant
+        may use and that the same model answers, whatever its headers say."""
+        if not background:
+            return self.classify(headers, tenant)
+        own = self.classify({}, tenant)
+        may_use = self.may_use.get(tenant, ())
+        anybody_chooses = not (self.tenants or self.may_use)
+        usable = [
+            each
+            for each in self.classes
+            if (each.name in may_use or anybody_chooses) and each.model == own.model
+        ]
+        return max((own, *usable), key=lambda each: (each.priority, each.name))
+
     @property
     def priorities(self) -> set[int]:
         """All that a request may have by its class."""

@@ -2,7 +2,8 @@
 
 Reserves come first, then the priority of the class, then the tenant that got least; within a tenant
 the client's own priority, the earliest deadline and the order of arrival. Who waited too long waits
-for its tenant's turn alone. Nothing that a client chooses goes before another tenant.
+for its tenant's turn alone. Nothing that a client chooses goes before another tenant. What runs in
+the background goes when nobody else waits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -139,17 +140,26 @@ class Lane:
 
 @dataclass(slots=True)
 class ClassQueue:
-    """All that waits of one class, of this `priority`: `arrivals` are of the `fresh` ones."""
+    """All that waits of one class, of this `priority`: `arrivals` are of the `fresh` ones, and
+    `in_background` counts those of the `background`."""
 
     priority: int
     fresh: Lane = field(default_factory=Lane)
     overdue: Lane = field(default_factory=Lane)
+    background: Lane = field(default_factory=Lane)
     arrivals: KeyedHeap[Arrival, str] = field(default_factory=KeyedHeap)
     waiting: int = 0
+    in_background: int = 0
 
     @property
     def lanes(self) -> tuple[Lane, Lane]:
+        """Of those that somebody waits for."""
         return self.fresh, self.overdue
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything of it."""
+        return self.waiting == self.in_background
 
 
 class FairQueue:
@@ -218,6 +228,11 @@ class FairQueue:
         """Requests that wait, by class."""
         return {name: queue.waiting for name, queue in self._queues.items()}
 
+    def awaited(self) -> dict[str, int]:
+        """The same of those that somebody waits for."""
+        counts = {n: queue.waiting - queue.in_background for n, queue in self._queues.items()}
+        return {name: count for name, count in counts.items() if count}
+
     def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         """Count service that the tenant got."""
         self._counters.charge(tenant, input_tokens, output_tokens)
@@ -245,8 +260,13 @@ class FairQueue:
             self._counters.lift(tenant, priority, least)
         deadline_ns = _NEVER_NS if request.deadline_ns is None else request.deadline_ns
         due = (request.priority, deadline_ns, request.arrival_ns, request.serial)
-        queue.fresh.add(request, due, self._counters.of(tenant, priority))
-        queue.arrivals.place(request.request_id, (request.arrival_ns, request.serial))
+        served = self._counters.of(tenant, priority)
+        if request.in_background:
+            queue.background.add(request, due, served)
+            queue.in_background += 1
+        else:
+            queue.fresh.add(request, due, served)
+            queue.arrivals.place(request.request_id, (request.arrival_ns, request.serial))
         queue.waiting += 1
         self._requests[request.request_id] = request
 
@@ -254,7 +274,10 @@ class FairQueue:
         """Take out a request that waits, when its client left say."""
         request = self._requests.pop(request_id)
         queue = self._queues[request.service_class]
-        if request_id in queue.arrivals:
+        if request.in_background:
+            queue.background.remove(request)
+            queue.in_background -= 1
+        elif request_id in queue.arrivals:
             queue.arrivals.discard(request_id)
             queue.fresh.remove(request)
         else:
@@ -277,14 +300,28 @@ class FairQueue:
         slot is free. `in_use` counts running requests by class."""
         if not self._requests or sum(in_use.values()) >= capacity:
             return None
-        names = [name for name in self._queues if name not in without]
+        usable = [name for name in self._queues if name not in without]
+        names = [name for name in usable if not self._queues[name].is_idle]
         if not names:
-            return None
+            return self._first_in_background([self._queues[name] for name in usable])
         below = [n for n in names if self._classes.below_reserve(n, in_use, capacity)]
         entitled = [self._queues[name] for name in below or names]
         for queue in entitled:
             self._age(queue, now_ns)
         return self._requests[self._fairest(entitled)]
+
+    def _first_in_background(self, queues: list[ClassQueue]) -> RequestView | None:
+        """The tenant's that got least, of whichever class."""
+        lanes = [(queue.background, queue.priority) for queue in queues if queue.waiting]
+        if not lanes:
+            return None
+        (_, tenant), lane = min(
+            ((self._least_served(lane, priority), lane) for lane, priority in lanes),
+            key=lambda each: each[0],
+        )
+        first = lane.requests[tenant].first_entry()
+        assert first
+        return self._requests[first[1]]
 
     def _age(self, queue: ClassQueue, now_ns: int) -> None:
         """Those that wait too long by now go by their age from here on."""
@@ -337,7 +374,12 @@ class FairQueue:
 
     def _waits(self, tenant: str, priority: int) -> bool:
         """Whether the tenant has a request in any class of this priority."""
-        return any(tenant in lane.requests for lane in self._lanes_at(priority))
+        return any(
+            tenant in lane.requests
+            for queue in self._queues.values()
+            if queue.priority == priority
+            for lane in (*queue.lanes, queue.background)
+        )
 
     def _lanes_at(self, priority: int) -> Iterator[Lane]:
         for queue in self._queues.values():
