@@ -75,7 +75,6 @@ def batch_endpoints(
         return _json(record.shown(runner.counts(record)))
 
     path, one = "/v1/batches", "/v1/batches/{batch_id}"
-    query = page_query(_MOST_BATCHES)
     return [
         ApiEndpoint("POST", path, create_batch, _TAG, body=BatchBody, answer=BatchObject),
         ApiEndpoint(
