@@ -109,19 +109,20 @@ def test_operators_load_and_unload_while_it_serves(server, client, folder):
     assert loaded.json() == {"lora_name": "blue", "status": "loaded"}
     blue = answer(client, "blue")
     assert blue not in (before, answer(client, "tandem-mini"))
-    for body, words in (
-        ({"lora_name": "blue", "lora_path": str(folder / "red")}, "name of another model"),
-        ({"lora_name": "tandem-mini", "lora_path": str(folder / "red")}, "name of another model"),
-        ({"lora_name": "x", "lora_path": "red"}, "must be an absolute path"),
-        ({"lora_name": "x", "lora_path": str(folder)}, "adapter_config.json does not exist"),
-        ({"lora_name": "x", "lora_path": "/nowhere"}, "is no directory"),
-        ({"lora_name": "", "lora_path": str(folder / "red")}, "printable characters"),
+    red = str(folder / "red")
+    for name, path, status, words in (
+        ("blue", red, 400, "name of another model"),
+        ("tandem-mini", red, 400, "name of another model"),
+        ("x", "red", 400, "must be an absolute path"),
+        ("x", str(folder), 404, "adapter_config.json does not exist"),
+        ("x", "/nowhere", 404, "is no directory"),
+        ("", red, 400, "printable characters"),
     ):
-        refused = operate(server, "load", **body)
-        assert refused.status_code == 400
+        refused = operate(server, "load", lora_name=name, lora_path=path)
+        assert refused.status_code == status
         assert words in refused.json()["error"]["message"]
     assert operate(server, "unload", lora_name="blue").status_code == 200
-    assert operate(server, "unload", lora_name="blue").status_code == 400
+    assert operate(server, "unload", lora_name="blue").status_code == 404
     with pytest.raises(openai.NotFoundError):
         answer(client, "blue")
     # The same name may mean another one from now on, and no KV of the former is found.
