@@ -10,13 +10,13 @@ from tests.clients.catalog import CLIENTS
 from tests.clients.environments import PROJECT, command_of
 from tests.clients.page import PAGE, cell, gaps, page, settings
 from tests.clients.running import Outcome, Report, report_of
-from tests.journeys.serving import serving
+from tests.clients.servers import one_process
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving("--max-num-seqs", "8", "--threads", "1") as server:
-        yield server.url
+    with one_process() as url:
+        yield url
 
 
 @pytest.mark.parametrize("client", ["openai", "anthropic"])
