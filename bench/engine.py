@@ -17,9 +17,9 @@ from overhead import overhead_figures
 from peers import peer_figures
 from steps import step_figures
 from tandem.kernels.faces import Kernels, choose_kernels
-from tandem.kernels.linear import Storage
+from tandem.kernels.packed import Storage
 
-STORAGES: list[Storage] = ["float32", "bfloat16", "int8"]
+STORAGES: list[Storage] = ["float32", "bfloat16", "int8", "int4"]
 Section = Callable[[Kernels], list[Figure]]
 SECTIONS: dict[str, Section] = {
     "overhead": overhead_figures,
@@ -36,7 +36,9 @@ def main(
     ),
 ) -> None:
     """Measure and print; the machine should have nothing else to do."""
-    kernels, reason = choose_kernels(torch.device("cpu"), torch.float32, allow_native=True)
+    kernels, reason = choose_kernels(
+        torch.device("cpu"), torch.float32, allow_native=True, arithmetic="auto"
+    )
     print(f"kernels: {reason}; {torch.get_num_threads()} threads")
     figures: list[Figure] = []
     for name in only.split(",") if only else SECTIONS:

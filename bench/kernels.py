@@ -18,7 +18,7 @@ from torch import Tensor
 from tandem.facts.model import NormSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels, choose_kernels
-from tandem.kernels.linear import Storage
+from tandem.kernels.packed import Storage
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 from tandem.kernels.sampling import LateFilters, SamplingRows
 

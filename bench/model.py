@@ -18,7 +18,7 @@ from tandem.facts.model import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from tandem.facts.request import Request
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear import Storage
+from tandem.kernels.packed import Storage
 from tandem.kv.layout import KvLayout
 from tandem.kv.store import KvStore
 from tandem.messages.worker import EmitTokens, RequestsArrived, RunStep, StepDone

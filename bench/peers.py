@@ -12,7 +12,7 @@ from figures import Figure
 from limits import Summary, summarised
 from model import HALF_BILLION, Rig, load
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear import Storage
+from tandem.kernels.packed import Storage
 from traffic import CONCURRENT, MIXED, SINGLE, answers, our_rate, prompt
 
 ROUNDS = 3

@@ -10,7 +10,7 @@ from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import StepPlan, StepResult
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear import Storage
+from tandem.kernels.packed import Storage
 from tandem.models.decoder import Decoder
 
 DECODE_TOKENS = 24

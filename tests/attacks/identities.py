@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.config.environment import BUNDLED_MODEL
@@ -15,6 +16,7 @@ from tandem.config.options import ServeOptions
 from tandem.config.processes import CurveKeys, WorkerSetup
 from tandem.facts.blocks import extend_chain
 from tandem.facts.kv import BlockFormat, BlockName
+from tandem.kernels.faces import choose_kernels
 from tandem.live.processes.worker_rank import PlannedWorker, plan_worker
 from tests.config.clusters import POOL, cluster_of_one
 
@@ -86,6 +88,10 @@ CHANGES = {
     "KV narrowed on its way": Change(wire_dtype="int8"),
     "KV of workers that store it narrower": Change(kv_precisions=("bfloat16", "float32")),
 }
+
+# Where the processor multiplies in what the bundled model is stored in.
+if "bfloat16" in choose_kernels(torch.device("cpu"), torch.float32, True, "auto")[1]:
+    CHANGES["products in float32"] = Change(after=ServeOptions(arithmetic="float32"))
 
 
 def planned(

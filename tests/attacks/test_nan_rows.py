@@ -43,6 +43,7 @@ ARITHMETICS = [
     Arithmetic(reference_kernels(), "float64"),
     Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "float32"),
 ]
+NARROW = choose_kernels(CPU, torch.float32, allow_native=True, arithmetic="auto")[0]
 SAMPLINGS = [
     SamplingParameters(temperature=0.0, max_tokens=9),
     SamplingParameters(temperature=1.0, seed=5, max_tokens=9, top_logprobs=3),
@@ -171,6 +172,7 @@ def test_a_head_without_numbers_lets_nobody_say_anything(arithmetic):
 STORAGES = [
     *((reference_kernels(), form) for form in ("float64", "float32", "bfloat16", "float16")),
     *((ARITHMETICS[1].kernels, form) for form in ("float32", "bfloat16", "float16", "int8")),
+    *((NARROW, form) for form in ("bfloat16", "int8", "int4")),
 ]
 
 

@@ -13,6 +13,7 @@ from tandem.facts.adapter import Adapter
 from tandem.facts.request import Request
 from tandem.facts.sampling import INT32_LIMIT, SEED_LIMIT, TOP_LOGPROBS_LIMIT, SamplingParameters
 from tandem.kernels.faces import choose_kernels, reference_kernels
+from tandem.kernels.packed import Storage
 from tandem.kv.layout import RegionLayout
 from tandem.kv.store import KvStore, exported_pool
 from tandem.messages.worker import RequestsAborted
@@ -35,7 +36,12 @@ from tests.models.adapter_files import write_adapter
 # whatever the batch, so they are held to the same equality in float32.
 EXACT = Arithmetic(reference_kernels(), "float64")
 NATIVE = Arithmetic(choose_kernels(CPU, torch.float32, allow_native=True)[0], "float32")
-ARITHMETICS = [EXACT] + ([NATIVE] if NATIVE.kernels.batch_invariant else [])
+# Products of bfloat16 and of bytes are as exact, where the processor has them.
+NARROW = choose_kernels(CPU, torch.float32, allow_native=True, arithmetic="auto")[0]
+NARROW_STORAGES: tuple[Storage, ...] = ("bfloat16", "int4")
+ARITHMETICS = [EXACT]
+if NATIVE.kernels.batch_invariant:
+    ARITHMETICS += [NATIVE, *(Arithmetic(NARROW, "float32", each) for each in NARROW_STORAGES)]
 ALWAYS = [Speculation(most, adaptive=False) for most in (2, 6)]
 SPECULATIONS = [None, Speculation(4), *ALWAYS]
 ADAPTERS: list[Adapter | None] = [None]
@@ -126,7 +132,7 @@ def same_scores(arithmetic: Arithmetic, ours: list, alone: list) -> None:
         assert found == (tops if exact else pytest.approx(tops, abs=1e-6))
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.kernels.name)
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.name)
 def test_company_changes_no_token(arithmetic):
     # The torch kernels are slow on tiny tensors; the native ones get more examples for the time.
     examples = 60 if arithmetic.kernels.batch_invariant else 20
@@ -189,7 +195,7 @@ def test_parallel_answers_compute_their_prompt_once():
     assert len(bench.finished) == 4
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.kernels.name)
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.name)
 @pytest.mark.parametrize(
     "extreme",
     [

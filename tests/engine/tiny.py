@@ -20,6 +20,7 @@ from tandem.facts.sampling import SamplingParameters
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
 from tandem.kernels.lora import adapter_rows
+from tandem.kernels.packed import Storage
 from tandem.kernels.sampling import LateFilters, SamplingRows, TokenLogprobs
 from tandem.kv.layout import KvDtype
 from tandem.messages.worker import (
@@ -45,10 +46,15 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Which kernels, in which precision."""
+    """Which kernels, in which precision; weights may be stored in another one."""
 
     kernels: Kernels
     dtype: KvDtype
+    stored: Storage | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernels.name} {self.stored or self.dtype}"
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -70,7 +76,8 @@ def tiny_spec(window: int | None = None) -> ModelSpec:
 
 
 def tiny_decoder(arithmetic: Arithmetic, window: int | None = None) -> Decoder:
-    form = WeightForm(arithmetic.dtype, arithmetic.torch_dtype, CPU)
+    storage = arithmetic.stored or arithmetic.dtype
+    form = WeightForm(storage, arithmetic.torch_dtype, CPU)
     plan = LoadPlan(Path(), form, "dummy", seed=3)
     return load_decoder(tiny_spec(window), plan, arithmetic.kernels)
 

@@ -44,6 +44,8 @@ def oracles(tmp_path_factory):
 def server(oracles, tmp_path_factory):
     folders = {name: str(folder) for name, (folder, _, _) in oracles.items()}
     with serving(
+        # Transformers computes what the served model gives in it.
+        *("--arithmetic", "float32"),
         "--encoder-models",
         f"vectors={folders['vectors']}",
         f'{{"name": "ranks", "path": "{folders["ranks"]}", "max_queue_delay_ms": 2}}',

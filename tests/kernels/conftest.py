@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tandem.kernels.faces import Kernels, native_kernels, reference_kernels
+from tandem.kernels.linear import has_bf16_products
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 
 
@@ -20,6 +21,14 @@ def library() -> NativeLibrary:
 @pytest.fixture(scope="session")
 def native(library: NativeLibrary) -> Kernels:
     return native_kernels(library)
+
+
+@pytest.fixture(scope="session")
+def narrow(library: NativeLibrary) -> Kernels:
+    """With products in bfloat16."""
+    if not has_bf16_products(library):
+        pytest.skip("this processor does not multiply in bfloat16")
+    return native_kernels(library, narrow=True)
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,12 @@ def test_bits_that_change_have_a_number_of_their_own(native, library):
     )
 
 
+def test_products_in_fewer_bits_are_another_arithmetic(native, narrow):
+    cpu = torch.device("cpu")
+    lines = {arithmetic_of(each, cpu, torch.float32) for each in (native, narrow)}
+    assert len(lines) == 2
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_the_same_every_time_and_with_more_threads(native):
     first = fingerprint(native)

@@ -154,7 +154,7 @@ def test_a_tied_head_shares_the_embedding(checkpoints):
         WeightForm("int8", torch.float32, torch.device("cpu")),
     )
     assert int8.weights.embedding.dtype is torch.bfloat16
-    assert int8.weights.head.weight.dtype is torch.int8
+    assert int8.weights.head.weight.dtype is torch.uint8
 
 
 def test_weights_outlive_their_files(copy_of):

@@ -77,17 +77,21 @@ def _kv_dtype(options: ServeOptions, *, is_cpu: bool) -> KvDtype:
 
 
 def storage_of(options: ServeOptions, spec: ModelSpec, *, is_cpu: bool) -> str:
-    """One of `kernels.linear.contract.Storage`. Raises `InvalidConfiguration`."""
+    """One of `kernels.packed.Storage`. Raises `InvalidConfiguration`."""
     if spec.weight_dtype not in STORAGE_BYTES:
         raise InvalidConfiguration(f"checkpoints in {spec.weight_dtype} are not supported")
-    if options.quantization == "int8":
+    if options.quantization != "none":
+        wanted = options.quantization
         if options.dtype != "auto":
             raise InvalidConfiguration(
-                f"--quantization int8 and --dtype {options.dtype} exclude each other; leave one out"
+                f"--quantization {wanted} and --dtype {options.dtype} exclude each other; leave "
+                "one out"
             )
         if not is_cpu:
-            raise InvalidConfiguration("quantization: int8 runs on a CPU only; use --device cpu")
-        return "int8"
+            raise InvalidConfiguration(
+                f"quantization: {wanted} runs on a CPU only; use --device cpu"
+            )
+        return wanted
     if options.dtype != "auto":
         return options.dtype
     if not is_cpu:

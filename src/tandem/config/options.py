@@ -21,7 +21,8 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
+Arithmetic = Literal["auto", "float32"]
 Proposers = Literal["none", "ngram", "draft", "medusa", "eagle"]
 ToolCallParser = Literal[
     "auto", "none", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "qwen3_xml"
@@ -57,10 +58,23 @@ class ServeOptions(
         tuple[str, ...], _doc("Name clients use; repeat for several.", "Model")
     ] = ()
     dtype: Annotated[
-        Dtype, _doc("Storage of the weights; on a CPU the arithmetic is always fp32.", "Model")
+        Dtype,
+        _doc("Storage of the weights; auto: the checkpoint's own, bfloat16 on a GPU.", "Model"),
+    ] = "auto"
+    arithmetic: Annotated[
+        Arithmetic,
+        _doc(
+            "What a CPU multiplies in; auto: in what weights are stored in, bfloat16 or codes, "
+            "where the processor has instructions for that.",
+            "Model",
+        ),
     ] = "auto"
     quantization: Annotated[
-        Quantization, _doc("int8: weights at one byte each, CPU only.", "Model")
+        Quantization,
+        _doc(
+            "int8: weights at one byte each; int4: at half of one, in groups of 32. CPU only.",
+            "Model",
+        ),
     ] = "none"
     load_format: Annotated[LoadFormat, _doc("dummy: random weights, for measuring.", "Model")] = (
         "auto"

@@ -26,7 +26,7 @@ from tandem.config.speculation import speculation_of
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
-from tandem.kernels.linear import Storage
+from tandem.kernels.packed import Storage
 from tandem.kv.layout import KvLayout
 from tandem.models.footprint import STORAGE_BYTES, weight_bytes
 from tandem.models.parallel import WHOLE, Place
@@ -196,7 +196,7 @@ def _need(
     ranks: Sequence[Place],
 ) -> MemoryNeed:
     """Without the KV cache, and with the shortest context there may be."""
-    compute_bytes = 4 if device.type == "cpu" else STORAGE_BYTES[storage]
+    compute_bytes = 4 if device.type == "cpu" else int(STORAGE_BYTES[storage])
     weights = weight_bytes(
         model.spec, model.shapes, ranks, storage=storage, compute_bytes=compute_bytes
     )

@@ -123,7 +123,7 @@ class DraftMemory:
         if source.kind != "draft" or source.spec is None:
             return source.weight_bytes + kv_bytes
         storage = storage_of(options, source.spec, is_cpu=is_cpu)
-        compute_bytes = 4 if is_cpu else STORAGE_BYTES[storage]
+        compute_bytes = 4 if is_cpu else int(STORAGE_BYTES[storage])
         weights = weight_bytes(
             source.spec, source.shapes, (WHOLE,), storage=storage, compute_bytes=compute_bytes
         )

@@ -17,8 +17,8 @@ from torch import Tensor
 from tandem.facts.model import Activation, NormSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear import Storage
 from tandem.kernels.lora import LowRankPart, adapter_rows
+from tandem.kernels.packed import Storage
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 
 # Raise this whenever the KV of any model could come out with other bits than before: a change to

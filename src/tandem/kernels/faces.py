@@ -10,6 +10,7 @@ import torch
 from tandem.kernels import (
     activation,
     attention,
+    coded,
     linear,
     lora,
     masking,
@@ -26,7 +27,14 @@ from tandem.kernels.activation import (
     NativeGelu,
 )
 from tandem.kernels.attention import NativePagedAttention, PagedAttention
-from tandem.kernels.linear import Embed, Linear, NativeEmbed, NativeLinear, NativePack, Pack
+from tandem.kernels.coded import NativePackCoded, PackCoded
+from tandem.kernels.linear import (
+    NativeLinear,
+    NativePack,
+    has_bf16_products,
+    has_int8_products,
+    native_embed,
+)
 from tandem.kernels.lora import (
     AddLowRank,
     JoinLowRank,
@@ -38,6 +46,7 @@ from tandem.kernels.lora import (
 from tandem.kernels.masking import MaskLogits, NativeMaskLogits
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.norm import AddRmsNorm, NativeNorm, RmsNorm
+from tandem.kernels.packed import Arithmetic, Embed, Linear, Pack
 from tandem.kernels.prompt_lookup import LookUpPrompt, NativeLookUpPrompt
 from tandem.kernels.repetition import NativeRepeatedSuffixes, RepeatedSuffixes
 from tandem.kernels.rotary import NativeRotateAndStore, RotateAndStore
@@ -58,6 +67,7 @@ class Kernels:
     name: str
     batch_invariant: bool
     pack: Pack
+    pack_coded: PackCoded
     linear: Linear
     embed: Embed
     rms_norm: RmsNorm
@@ -82,6 +92,7 @@ def reference_kernels() -> Kernels:
         name="reference",
         batch_invariant=False,
         pack=linear.pack,
+        pack_coded=coded.pack_coded,
         linear=linear.linear,
         embed=linear.embed,
         rms_norm=norm.rms_norm,
@@ -102,14 +113,16 @@ def reference_kernels() -> Kernels:
     )
 
 
-def native_kernels(library: NativeLibrary) -> Kernels:
+def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
+    """`narrow` as `NativeLinear` takes it."""
     norm = NativeNorm(library)
     return Kernels(
         name="native",
         batch_invariant=True,
-        pack=NativePack(library),
-        linear=NativeLinear(library),
-        embed=NativeEmbed(library),
+        pack=NativePack(library, narrow=narrow),
+        pack_coded=NativePackCoded(library),
+        linear=NativeLinear(library, narrow=narrow),
+        embed=native_embed,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rotate_and_store=NativeRotateAndStore(library),
@@ -129,9 +142,10 @@ def native_kernels(library: NativeLibrary) -> Kernels:
 
 
 def choose_kernels(
-    device: torch.device, dtype: torch.dtype, allow_native: bool
+    device: torch.device, dtype: torch.dtype, allow_native: bool, arithmetic: Arithmetic = "float32"
 ) -> tuple[Kernels, str]:
-    """The bundle for a device and dtype, and one line that says why.
+    """The bundle for a device and dtype, and one line that says why. With `auto` arithmetic a CPU
+    multiplies matrices in bfloat16 and in codes as such, where it has instructions for that.
 
     A first native choice on a machine compiles for a few seconds; later ones load from the cache.
     """
@@ -142,4 +156,8 @@ def choose_kernels(
     library = load_library()
     if isinstance(library, BuildFailure):
         return reference_kernels(), f"plain torch: {library.reason}"
-    return native_kernels(library), f"native kernels from {library.path}"
+    narrow = arithmetic == "auto"
+    products = {"bfloat16": has_bf16_products(library), "int8": has_int8_products(library)}
+    found = [name for name, there in products.items() if narrow and there]
+    how = f", products in {' and '.join(['float32', *found])}"
+    return native_kernels(library, narrow=narrow), f"native kernels from {library.path}{how}"

@@ -20,7 +20,7 @@ import msgspec
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
-from tandem.kernels.linear import Storage
+from tandem.kernels.packed import Storage
 from tandem.models.checkpoint import weight_files
 
 # Large files are digested in pieces, side by side; the digest is that of the pieces' digests.

@@ -18,8 +18,8 @@ from tandem.facts.model import ModelSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear import PackedLinear
 from tandem.kernels.lora import AdapterRows, LowRankStack
+from tandem.kernels.packed import PackedLinear
 from tandem.kernels.rotary import QueryKeyValue, TokenPlaces, rotary_table
 from tandem.models.adapter_weights import NO_DELTAS, AdaptedTokens
 from tandem.models.parallel import WHOLE, Place, equal_share

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tandem.facts.model import ModelSpec
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear import FLOAT_STORAGE, PackedLinear
+from tandem.kernels.packed import FLOAT_STORAGE, PackedLinear
 from tandem.kernels.rotary import TokenPlaces, rotary_table
 from tandem.models.checkpoint import SafetensorsWeights
 from tandem.models.configuration import EAGLE_QUERY_NORM, read_eagle_spec

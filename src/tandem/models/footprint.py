@@ -24,7 +24,16 @@ from tandem.models.parameters import (
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-STORAGE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+# Of one weight; four bits share a float16 scale with 31 others.
+STORAGE_BYTES = {
+    "float64": 8.0,
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "int8": 1.0,
+    "int4": 0.5 + 2 / 32,
+}
+QUANTISED = ("int8", "int4")
 # The native kernels fill rows up to whole panels.
 PANEL_ROWS = 64
 FLOAT32_BYTES = 4
@@ -71,10 +80,10 @@ class _Loading:
         storage_bytes = STORAGE_BYTES[self._storage]
         if self._place.is_last:
             self._linear((parts.head or parts.embedding,), ())
-        shared = self._place.is_last and parts.head is None and self._storage != "int8"
+        shared = self._place.is_last and parts.head is None and self._storage not in QUANTISED
         if self._place.is_first and not shared:
-            # Rows are looked up in 16 bits where the matrices have eight.
-            self._plain(parts.embedding, max(storage_bytes, 2))
+            # Rows are looked up in 16 bits where the matrices have fewer.
+            self._plain(parts.embedding, max(int(storage_bytes), 2))
         for layer in layers_of(parts, self._place):
             self._layer(layer)
         if self._place.is_last:
@@ -100,12 +109,12 @@ class _Loading:
     def _linear(self, weights: Sequence[TensorPart], biases: Sequence[TensorPart]) -> None:
         shapes = [self._cut(part) for part in weights]
         rows, columns = sum(shape[0] for shape in shapes), shapes[0][-1]
-        quantised = self._storage == "int8"
+        quantised = self._storage in QUANTISED
         unpacked_bytes = FLOAT32_BYTES if quantised else STORAGE_BYTES[self._storage]
         packed = -(-rows // PANEL_ROWS) * PANEL_ROWS * columns * STORAGE_BYTES[self._storage]
         packed += rows * FLOAT32_BYTES if quantised else 0
         packed += sum(self._cut(part)[0] for part in biases) * self._compute_bytes
-        self._hold(packed, rows * columns * unpacked_bytes, columns)
+        self._hold(int(packed), int(rows * columns * unpacked_bytes), columns)
 
     def _hold(self, held: int, beside: int, columns: int) -> None:
         """So much stays; `beside` is there only while it is made."""

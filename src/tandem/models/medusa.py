@@ -15,7 +15,7 @@ from torch.nn import functional
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear import FLOAT_STORAGE, PackedLinear
+from tandem.kernels.packed import FLOAT_STORAGE, PackedLinear
 from tandem.models.checkpoint import SafetensorsWeights
 from tandem.models.directory import Fields
 from tandem.models.parameters import TensorPart

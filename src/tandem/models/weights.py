@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tandem.facts.model import ModelSpec
-from tandem.kernels.linear import FLOAT_STORAGE, Pack, PackedLinear, Storage
+from tandem.kernels.packed import FLOAT_STORAGE, Pack, PackedLinear, Storage
 from tandem.models.checkpoint import WeightSource
 from tandem.models.parallel import WHOLE, Place, cut, layers_of
 from tandem.models.parameters import (

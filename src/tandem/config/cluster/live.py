@@ -25,6 +25,7 @@ from tandem.models.directory import checkpoint_folder
 # Options that a pool calls otherwise.
 _KEY_OF_A_POOL = {"kv-cache-dtype": "kv_dtype", "gpu-memory-utilization": "memory_utilization"}
 STORED = ("auto", "float32", "bfloat16", "float16")
+QUANTISED = ("int8", "int4")
 # More processes on one machine than this are a slip.
 MOST_PROCESSES = 512
 
@@ -72,10 +73,11 @@ def checked(tree: yaml.MappingNode, folder: Path) -> LiveFile:
 
 def worker_options(cluster: Cluster, pool: PoolConfig) -> ServeOptions:
     """Of one worker, before machine facts. Raises `RefusedAt`."""
-    dtype = "auto" if pool.dtype == "int8" else pool.dtype
+    quantised = pool.dtype in QUANTISED
+    dtype = "auto" if quantised else pool.dtype
     values: dict[str, object] = {
         "dtype": dtype,
-        "quantization": "int8" if pool.dtype == "int8" else "none",
+        "quantization": pool.dtype if quantised else "none",
         "kv-cache-dtype": pool.kv_dtype,
         "max-num-seqs": pool.max_num_seqs,
         "max-num-batched-tokens": pool.max_num_batched_tokens,
@@ -222,8 +224,8 @@ def _refusals(cluster: Cluster) -> Iterator[tuple[str, str]]:
 def _refused_of(pool: PoolConfig) -> Iterator[tuple[str, str]]:
     if problem := name_problem(pool.name):
         yield "name", f"pool {problem}"
-    if pool.dtype not in (*STORED, "int8"):
-        stored = ", ".join((*STORED, "int8"))
+    if pool.dtype not in (*STORED, *QUANTISED):
+        stored = ", ".join((*STORED, *QUANTISED))
         yield ("dtype", f"live weights are stored as {stored}, not as {pool.dtype}")
     if pool.kv_dtype not in STORED:
         yield ("kv_dtype", f"live KV is {', '.join(STORED)}, not {pool.kv_dtype}")

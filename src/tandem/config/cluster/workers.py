@@ -80,8 +80,8 @@ class PoolConfig:
     tensor_parallel: Positive = key("Ranks that share every layer of a worker.", default=1)
     pipeline_parallel: Positive = key("Stages of layers of a worker.", default=1)
     dtype: Precision = key(
-        "Storage of the weights. Live: `auto` as `tandem serve` chooses, `int8` quantises on a "
-        "CPU. Pools of unlike `dtype` never take each other's KV.",
+        "Storage of the weights. Live: `auto` as `tandem serve` chooses, `int8` and `int4` "
+        "quantise on a CPU. Pools of unlike `dtype` never take each other's KV.",
         default="auto",
     )
     kv_dtype: Precision = key(

@@ -1,8 +1,11 @@
-// Linear layers over panels of 64 output columns, [panel][C][64], in any storage type.
+// Linear layers over panels of 64 output columns in any storage type: [panel][C][64], and for
+// bfloat16 [panel][C / 2][64][2]. Products are in fp32, or in bfloat16 where both factors are.
 // Few rows: the weight streams straight through the registers. Many rows: a stretch of a panel is
-// widened into scratch and reused by all row groups of a block. Both walk C in the same order.
-// bfloat16 panels interleave columns j and j + lanes, so one load yields two registers of floats.
-#include "tile.h"
+// reused by all row groups of a block, for products in fp32 widened into scratch. Whatever the
+// rows, C is walked in the same order.
+#include <type_traits>
+
+#include "tile_bf16.h"
 
 using namespace tandem;
 
@@ -19,6 +22,9 @@ struct LinearCall {
   int64_t out_stride;
   int64_t in_features;
   int64_t out_features;
+  // x in bfloat16, rows of an even length: for products in that.
+  const bf16* rounded;
+  int64_t rounded_stride;
 };
 
 constexpr int64_t kChunk = 256;
@@ -44,54 +50,103 @@ void finish(const LinearCall& call, int64_t row, int rows, int64_t panel, const 
   }
 }
 
-// Walks one stretch of C for all row groups of a block; b is that stretch of the panel.
-template <class T>
-void walk_groups(const LinearCall& call, int64_t row, const RowGroups& groups, int64_t k,
-                 int64_t depth, const T* b, float* sums) {
-  for (int64_t g = 0; g < groups.count; ++g) {
-    const int64_t begin = groups.begin(g);
-    tile(groups.size(g), sums + begin * kPanelColumns, kPanelColumns,
-         call.x + (row + begin) * call.x_stride + k, call.x_stride,
-         StridedRows<T>{b, kPanelColumns}, TileShape{depth, kPanelColumns, k == 0});
+// What lies between k and k + depth of a panel, and where: bfloat16 is stored in pairs of k.
+struct Stretch {
+  int64_t panel;
+  int64_t k;
+  int64_t depth;
+
+  template <class T>
+  const T* of(const LinearCall& call) const {
+    const int64_t height =
+        std::is_same<T, bf16>::value ? (call.in_features + 1) / 2 * 2 : call.in_features;
+    return (const T*)call.weight + (panel * height + k) * kPanelColumns;
   }
+};
+
+template <class T>
+StridedRows<T> rows_of(const T* stretch) {
+  return {stretch, kPanelColumns};
 }
+PairedRows rows_of(const bf16* stretch) { return {stretch, 2 * kPanelColumns}; }
 
 template <class T>
 void widen_stretch(const T* stretch, int64_t depth, float* wide) {
-  constexpr int pair = 2;
-  for (int64_t i = 0; i < depth * kPanelColumns; i += pair * kLanes) {
-    Floats row[pair];
-    load_row<pair>(stretch + i, row);
-    for (int v = 0; v < pair; ++v) store(wide + i + v * kLanes, row[v]);
-  }
+  for (int64_t i = 0; i < depth * kPanelColumns; i += kLanes) store(wide + i, load(stretch + i));
 }
 
+// Writes a whole last pair, of which nobody reads the second half if depth is odd.
+void widen_stretch(const bf16* stretch, int64_t depth, float* wide) {
+  for (int64_t k = 0; k < depth; k += 2)
+    for (int64_t n = 0; n < kPanelColumns; n += kLanes) {
+      const Words both = load_raw<Words>(stretch + k * kPanelColumns + 2 * n);
+      store(wide + k * kPanelColumns + n, (Floats)(both << 16));
+      store(wide + (k + 1) * kPanelColumns + n, (Floats)(both & 0xffff0000u));
+    }
+}
+
+// Products in fp32 of weights of any type.
 template <class T>
+struct WideProducts {
+  static constexpr int64_t kScratch = (kChunk + 1) * kPanelColumns;
+
+  template <class B>
+  static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
+                   const Stretch& stretch, B b, float* sums) {
+    for (int64_t g = 0; g < groups.count; ++g) {
+      const int64_t begin = groups.begin(g);
+      tile(groups.size(g), sums + begin * kPanelColumns, kPanelColumns,
+           call.x + (row + begin) * call.x_stride + stretch.k, call.x_stride, b,
+           TileShape{stretch.depth, kPanelColumns, stretch.k == 0});
+    }
+  }
+
+  static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
+                  const Stretch& stretch, float* wide, float* sums) {
+    const T* stored = stretch.of<T>(call);
+    if (sizeof(T) < sizeof(float) && groups.rows >= kWidenRows) {
+      widen_stretch(stored, stretch.depth, wide);
+      walk(call, row, groups, stretch, rows_of((const float*)wide), sums);
+    } else {
+      walk(call, row, groups, stretch, rows_of(stored), sums);
+    }
+  }
+};
+
+// Products in bfloat16 of weights and x in it.
+struct NarrowProducts {
+  static constexpr int64_t kScratch = 0;
+
+  static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
+                  const Stretch& stretch, float*, float* sums) {
+    const bf16* stored = stretch.of<bf16>(call);
+    for (int64_t g = 0; g < groups.count; ++g) {
+      const int64_t begin = groups.begin(g);
+      tile_pairs(groups.size(g), sums + begin * kPanelColumns,
+                 call.rounded + (row + begin) * call.rounded_stride + stretch.k,
+                 call.rounded_stride, stored, (stretch.depth + 1) / 2, stretch.k == 0);
+    }
+  }
+};
+
+template <class Products>
 void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t panel) {
   static thread_local Scratch held;
-  float* wide = held.take((kChunk + rows) * kPanelColumns);
-  float* sums = wide + kChunk * kPanelColumns;
-  const T* weight = (const T*)call.weight + panel * call.in_features * kPanelColumns;
+  float* wide = held.take(Products::kScratch + rows * kPanelColumns);
+  float* sums = wide + Products::kScratch;
   const RowGroups groups(rows);
   // A single group reads the panel once from end to end; more of them share a stretch in cache.
   const int64_t chunk = groups.count == 1 ? call.in_features : kChunk;
-  const bool widened = sizeof(T) < sizeof(float) && rows >= kWidenRows;
   for (int64_t k = 0; k < call.in_features; k += chunk) {
     const int64_t depth = call.in_features - k < chunk ? call.in_features - k : chunk;
-    const T* stretch = weight + k * kPanelColumns;
-    if (widened) {
-      widen_stretch(stretch, depth, wide);
-      walk_groups<float>(call, row, groups, k, depth, wide, sums);
-    } else {
-      walk_groups<T>(call, row, groups, k, depth, stretch, sums);
-    }
+    Products::add(call, row, groups, Stretch{panel, k, depth}, wide, sums);
   }
   for (int64_t r = 0; r < rows; r += kTileRows)
     finish(call, row + r, (int)(rows - r < kTileRows ? rows - r : kTileRows), panel,
            sums + r * kPanelColumns);
 }
 
-template <class T>
+template <class Products>
 void run(const LinearCall& call, int64_t block_rows, int threads) {
   const int64_t panels = (call.out_features + kPanelColumns - 1) / kPanelColumns;
   const int64_t blocks = (call.rows + block_rows - 1) / block_rows;
@@ -99,24 +154,43 @@ void run(const LinearCall& call, int64_t block_rows, int threads) {
   for (int64_t item = 0; item < blocks * panels; ++item) {
     const int64_t row = item / panels * block_rows;
     const int64_t rows = call.rows - row < block_rows ? call.rows - row : block_rows;
-    block_panel<T>(call, row, rows, item % panels);
+    block_panel<Products>(call, row, rows, item % panels);
   }
+}
+
+void run_narrow(LinearCall call, int64_t block_rows, int threads) {
+  static thread_local Scratch held;
+  call.rounded_stride = (call.in_features + 1) / 2 * 2;
+  bf16* rounded = (bf16*)held.take((size_t)(call.rows * call.rounded_stride + 1) / 2);
+#pragma omp parallel for num_threads(threads) if (call.rows > kTileRows)
+  for (int64_t row = 0; row < call.rows; ++row) {
+    bf16* target = rounded + row * call.rounded_stride;
+    target[call.rounded_stride - 1] = bf16{0};
+    round_row(call.x + row * call.x_stride, call.in_features, target);
+  }
+  call.rounded = rounded;
+  run<NarrowProducts>(call, block_rows, threads);
 }
 
 }  // namespace
 
 extern "C" int64_t tandem_lanes() { return kLanes; }
 
+// Whether products in bfloat16 are computed as such.
+extern "C" int64_t tandem_bf16_products() { return kHasBf16Products; }
+
 extern "C" void tandem_linear(const float* x, int64_t x_stride, int64_t rows, const void* weight,
-                              int64_t storage, const float* scale, const float* bias, float* out,
-                              int64_t out_stride, int64_t in_features, int64_t out_features,
-                              int64_t block_rows, int64_t threads) {
-  const LinearCall call{x,   x_stride,   rows,        weight,      scale, bias,
-                        out, out_stride, in_features, out_features};
+                              int64_t storage, int64_t narrow, const float* scale,
+                              const float* bias, float* out, int64_t out_stride,
+                              int64_t in_features, int64_t out_features, int64_t block_rows,
+                              int64_t threads) {
+  const LinearCall call{x,          x_stride,    rows,         weight,  scale, bias, out,
+                        out_stride, in_features, out_features, nullptr, 0};
+  if (narrow) return run_narrow(call, block_rows, (int)threads);
   switch (storage) {
-    case kBfloat16: return run<PairedBf16>(call, block_rows, (int)threads);
-    case kFloat16: return run<fp16>(call, block_rows, (int)threads);
-    case kInt8: return run<int8_t>(call, block_rows, (int)threads);
-    default: return run<float>(call, block_rows, (int)threads);
+    case kBfloat16: return run<WideProducts<bf16>>(call, block_rows, (int)threads);
+    case kFloat16: return run<WideProducts<fp16>>(call, block_rows, (int)threads);
+    case kInt8: return run<WideProducts<int8_t>>(call, block_rows, (int)threads);
+    default: return run<WideProducts<float>>(call, block_rows, (int)threads);
   }
 }

@@ -1,5 +1,5 @@
-// Rows of a weight, [N][C], become panels of 64 columns, [panel][C][64], which may be in another order
-// than the rows. Whatever the elements mean, they are moved as they are.
+// Rows of a weight, [N][C], become panels of 64 columns, [panel][C][64]. Whatever the elements mean,
+// they are moved as they are.
 #include "tile.h"
 
 using namespace tandem;
@@ -11,13 +11,13 @@ constexpr int64_t kStretch = 32;
 
 template <class T>
 void pack_panel(const T* rows, int64_t row_stride, int64_t height, int64_t in_features,
-                const int64_t* order, T* panel) {
+                T* panel) {
   for (int64_t first = 0; first < in_features; first += kStretch) {
     const int64_t end = in_features - first < kStretch ? in_features : first + kStretch;
     for (int64_t column = 0; column < kPanelColumns; ++column) {
       T* target = panel + column;
-      if (order[column] < height) {
-        const T* row = rows + order[column] * row_stride;
+      if (column < height) {
+        const T* row = rows + column * row_stride;
         for (int64_t c = first; c < end; ++c) target[c * kPanelColumns] = row[c];
       } else {
         for (int64_t c = first; c < end; ++c) target[c * kPanelColumns] = 0;
@@ -28,12 +28,12 @@ void pack_panel(const T* rows, int64_t row_stride, int64_t height, int64_t in_fe
 
 template <class T>
 void pack(const T* rows, int64_t row_stride, int64_t out_features, int64_t in_features,
-          const int64_t* order, T* panels, int threads) {
+          T* panels, int threads) {
   const int64_t count = (out_features + kPanelColumns - 1) / kPanelColumns;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t panel = 0; panel < count; ++panel) {
     const int64_t first = panel * kPanelColumns;
-    pack_panel(rows + first * row_stride, row_stride, out_features - first, in_features, order,
+    pack_panel(rows + first * row_stride, row_stride, out_features - first, in_features,
                panels + first * in_features);
   }
 }
@@ -41,14 +41,14 @@ void pack(const T* rows, int64_t row_stride, int64_t out_features, int64_t in_fe
 }  // namespace
 
 extern "C" void tandem_pack(const void* rows, int64_t row_stride, int64_t out_features,
-                            int64_t in_features, int64_t element_bytes, const int64_t* order,
-                            void* panels, int64_t threads) {
+                            int64_t in_features, int64_t element_bytes, void* panels,
+                            int64_t threads) {
   switch (element_bytes) {
-    case 1: return pack((const uint8_t*)rows, row_stride, out_features, in_features, order,
+    case 1: return pack((const uint8_t*)rows, row_stride, out_features, in_features,
                         (uint8_t*)panels, (int)threads);
-    case 2: return pack((const uint16_t*)rows, row_stride, out_features, in_features, order,
+    case 2: return pack((const uint16_t*)rows, row_stride, out_features, in_features,
                         (uint16_t*)panels, (int)threads);
-    default: return pack((const uint32_t*)rows, row_stride, out_features, in_features, order,
-                         (uint32_t*)panels, (int)threads);
+    default: return pack((const uint32_t*)rows, row_stride, out_features, in_features,
+                        (uint32_t*)panels, (int)threads);
   }
 }

@@ -3,8 +3,6 @@
 // every tile shape and every split of k, which is what makes results independent of the batch.
 #pragma once
 
-#include <type_traits>
-
 #include "vectors.h"
 
 namespace tandem {
@@ -20,10 +18,11 @@ constexpr int vectors_for(int rows) {
   return vectors;
 }
 
-// How b is laid out: rows one after another, or anywhere (the pool's slots).
+// How b is laid out: rows one after another, or anywhere (the pool's slots). So many of them are
+// read by one step of the walk: `kStep`.
 template <class T>
 struct StridedRows {
-  static constexpr bool kPaired = std::is_same<T, PairedBf16>::value;
+  static constexpr int kStep = 1;
   const T* first;
   ptrdiff_t stride;
   const T* operator[](int64_t k) const { return first + k * stride; }
@@ -32,7 +31,7 @@ struct StridedRows {
 
 template <class T>
 struct ScatteredRows {
-  static constexpr bool kPaired = false;
+  static constexpr int kStep = 1;
   const T* const* rows;
   int64_t offset;
   const T* operator[](int64_t k) const { return rows[k] + offset; }
@@ -41,20 +40,38 @@ struct ScatteredRows {
 
 // Columns in runs of kLanes, each run contiguous along k: [run][k][kLanes].
 struct LaneRuns {
-  static constexpr bool kPaired = false;
+  static constexpr int kStep = 1;
   const float* first;
   ptrdiff_t run_stride;
   LaneRuns shifted(int64_t columns) const { return {first + columns / kLanes * run_stride, run_stride}; }
 };
 
+// Rows k and k + 1 side by side, [k / 2][columns][2]: products of pairs read it as it is, and one
+// load gives two registers of floats.
+struct PairedRows {
+  static constexpr int kStep = 2;
+  const bf16* first;
+  ptrdiff_t stride;
+  PairedRows shifted(int64_t columns) const { return {first + 2 * columns, stride}; }
+};
+
 template <int Vectors, class B>
-inline void load_b(const B& b, int64_t k, Floats (&row)[Vectors]) {
+inline void load_b(const B& b, int64_t k, int, Floats (&row)[Vectors]) {
   load_row<Vectors>(b[k], row);
 }
 
 template <int Vectors>
-inline void load_b(const LaneRuns& b, int64_t k, Floats (&row)[Vectors]) {
+inline void load_b(const LaneRuns& b, int64_t k, int, Floats (&row)[Vectors]) {
   for (int v = 0; v < Vectors; ++v) row[v] = load(b.first + v * b.run_stride + k * kLanes);
+}
+
+template <int Vectors>
+inline void load_b(const PairedRows& b, int64_t k, int part, Floats (&row)[Vectors]) {
+  const bf16* pair = b.first + (k >> 1) * b.stride;
+  for (int v = 0; v < Vectors; ++v) {
+    const Words both = load_raw<Words>(pair + 2 * v * kLanes);
+    row[v] = (Floats)(part ? both & 0xffff0000u : both << 16);
+  }
 }
 
 struct TileShape {
@@ -79,6 +96,19 @@ struct NoReadAhead {
   inline void step() {}
 };
 
+// One k: row `part` of a step.
+template <int Rows, int Vectors, class B>
+inline __attribute__((always_inline)) void add_products(Floats (&acc)[Rows][Vectors], const float* a,
+                                                        ptrdiff_t a_stride, const B& b, int64_t k,
+                                                        int part) {
+  Floats row[Vectors];
+  load_b<Vectors>(b, k, part, row);
+  for (int r = 0; r < Rows; ++r) {
+    const Floats x = splat(a[r * a_stride + k]);
+    for (int v = 0; v < Vectors; ++v) acc[r][v] += x * row[v];
+  }
+}
+
 template <int Rows, int Vectors, class B, class Ahead>
 inline __attribute__((always_inline)) void walk(float* c, ptrdiff_t c_stride, const float* a,
                                                 ptrdiff_t a_stride, B b, TileShape shape,
@@ -87,15 +117,12 @@ inline __attribute__((always_inline)) void walk(float* c, ptrdiff_t c_stride, co
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < Vectors; ++v)
       acc[r][v] = shape.fresh ? Floats{} : load(c + r * c_stride + v * kLanes);
-  for (int64_t k = 0; k < shape.depth; ++k) {
-    Floats row[Vectors];
-    load_b<Vectors>(b, k, row);
+  int64_t k = 0;
+  for (; k + B::kStep <= shape.depth; k += B::kStep) {
     ahead.step();
-    for (int r = 0; r < Rows; ++r) {
-      const Floats x = splat(a[r * a_stride + k]);
-      for (int v = 0; v < Vectors; ++v) acc[r][v] += x * row[v];
-    }
+    for (int part = 0; part < B::kStep; ++part) add_products(acc, a, a_stride, b, k + part, part);
   }
+  for (; k < shape.depth; ++k) add_products(acc, a, a_stride, b, k, 0);
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < Vectors; ++v) store(c + r * c_stride + v * kLanes, acc[r][v]);
 }
@@ -110,9 +137,8 @@ inline __attribute__((noinline)) void tile_rows(float* c, ptrdiff_t c_stride, co
   int64_t column = 0;
   for (; column + vectors * kLanes <= shape.columns; column += vectors * kLanes)
     walk<Rows, vectors>(c + column, c_stride, a, a_stride, b.shifted(column), shape, ahead);
-  if constexpr (!B::kPaired)
-    for (; column < shape.columns; column += kLanes)
-      walk<Rows, 1>(c + column, c_stride, a, a_stride, b.shifted(column), shape, ahead);
+  for (; column < shape.columns; column += kLanes)
+    walk<Rows, 1>(c + column, c_stride, a, a_stride, b.shifted(column), shape, ahead);
 }
 
 template <class B, class Ahead = NoReadAhead>
@@ -128,12 +154,12 @@ inline void tile(int rows, float* c, ptrdiff_t c_stride, const float* a, ptrdiff
   }
 }
 
-// Splits `rows` into the fewest groups of at most kTileRows, as even as possible.
+// Splits `rows` into the fewest groups of at most `most`, as even as possible.
 struct RowGroups {
   int64_t rows;
   int64_t count;
-  explicit RowGroups(int64_t total)
-      : rows(total), count((total + kTileRows - 1) / kTileRows) {}
+  explicit RowGroups(int64_t total, int64_t most = kTileRows)
+      : rows(total), count((total + most - 1) / most) {}
   int64_t begin(int64_t group) const { return rows * group / count; }
   int size(int64_t group) const { return (int)(begin(group + 1) - begin(group)); }
 };

@@ -45,10 +45,6 @@ struct bf16 {
 struct fp16 {
   uint16_t bits;
 };
-// bfloat16 in runs of 2 * kLanes with the two halves of a run interleaved.
-struct PairedBf16 {
-  uint16_t bits;
-};
 
 enum Dtype : int64_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 
@@ -117,16 +113,6 @@ inline Floats load(const fp16* source) {
 template <int Vectors, class T>
 inline void load_row(const T* source, Floats (&row)[Vectors]) {
   for (int v = 0; v < Vectors; ++v) row[v] = load(source + v * kLanes);
-}
-
-template <int Vectors>
-inline void load_row(const PairedBf16* source, Floats (&row)[Vectors]) {
-  static_assert(Vectors % 2 == 0, "pairs");
-  for (int v = 0; v < Vectors; v += 2) {
-    const Words both = load_raw<Words>(source + v * kLanes);
-    row[v] = (Floats)(both << 16);
-    row[v + 1] = (Floats)(both & 0xffff0000u);
-  }
 }
 
 inline float widen(float value) { return value; }

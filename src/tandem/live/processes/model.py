@@ -65,7 +65,9 @@ def plan_model(
     spec = facts.spec
     plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes, share=share)
     weights = _weights(directory, options, plan.threads)
-    kernels, reason = choose_kernels(plan.device, _compute(plan), options.native_kernels)
+    kernels, reason = choose_kernels(
+        plan.device, _compute(plan), options.native_kernels, options.arithmetic
+    )
     plan = plan.of_model(
         content_of(spec, plan.storage, weights),
         arithmetic_of(kernels, plan.device, _compute(plan)),

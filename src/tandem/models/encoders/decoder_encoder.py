@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tandem.facts.encoder import LabelSpec, PoolingSpec
 from tandem.kernels.attention import AttentionBatch
-from tandem.kernels.linear import PackedLinear
+from tandem.kernels.packed import PackedLinear
 from tandem.models.decoder import Decoder, TokenBatch
 from tandem.models.encoders.batch import EncoderBatch
 from tandem.models.encoders.pooling import normalised, pool

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.kernels.linear import PackedLinear
+from tandem.kernels.packed import PackedLinear
 from tandem.models.encoders.parameters import EncoderLayerParts, EncoderParts, HeadParts, NormParts
 from tandem.models.parameters import TensorPart
 from tandem.models.weights import Assembly

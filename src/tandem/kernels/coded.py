@@ -1,0 +1,269 @@
+"""Weights as codes of eight or four bits, with a scale (and an offset) for each group of inputs.
+
+Products are of bytes where the processor has instructions for that (AVX512-VNNI): each row of x is
+coded in the same groups, symmetrically with 8 bits, as llama.cpp does; sums of a group are exact,
+and those of all groups are float32. Elsewhere products are in float32.
+
+Axes: T packed tokens, N output features, C input features, G groups along C, P columns of a panel.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tandem.kernels.arguments import require_rows
+from tandem.kernels.native import (
+    Integer,
+    KernelArgumentError,
+    NativeLibrary,
+    Pointer,
+    advise_huge_pages,
+)
+from tandem.kernels.packed import PANEL_COLUMNS, Groups, PackedLinear, Storage
+
+Bits = Literal[4, 8]
+STORAGE_OF_BITS: dict[int, Storage] = {4: "int4", 8: "int8"}
+# In which x is coded where a weight has one scale a column.
+X_GROUP = 128
+# So large a group is what four bits need to stay useful; it is that of llama.cpp's Q4_0.
+INT4_GROUP = 32
+PANELS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class CodedWeight:
+    """weight[n, c] = scale[n, g] * (code[n, c] - zero) + offset[n, g] with g = c // size.
+
+    Codes [N, C] are uint8 below 2 ** bits; scale and offset are float32 [N, G]. A `size` of at
+    least C is one scale a row.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    offset: Tensor | None
+    zero: int
+    bits: Bits
+    size: int
+
+    def __post_init__(self) -> None:
+        rows, columns = self.codes.shape
+        groups = -(-columns // self.size)
+        for name, each in (("scale", self.scale), ("offset", self.offset)):
+            if each is not None and tuple(each.shape) != (rows, groups):
+                raise KernelArgumentError(name, tuple(each.shape), f"[{rows}, {groups}]")
+
+    @property
+    def whole_rows(self) -> bool:
+        return self.size >= self.codes.shape[1]
+
+    def rows(self, rows: slice | Tensor) -> "CodedWeight":
+        offset = None if self.offset is None else self.offset[rows]
+        return replace(self, codes=self.codes[rows], scale=self.scale[rows], offset=offset)
+
+    def values(self) -> Tensor:
+        """The weight itself [N, C], float32."""
+        columns = self.codes.shape[1]
+        scale_NC = self.scale.repeat_interleave(self.size, 1)[:, :columns]
+        values_NC = (self.codes.to(torch.float32) - self.zero) * scale_NC
+        if self.offset is not None:
+            values_NC += self.offset.repeat_interleave(self.size, 1)[:, :columns]
+        return values_NC
+
+
+class PackCoded(Protocol):
+    def __call__(self, coded: CodedWeight, bias_N: Tensor | None) -> PackedLinear: ...
+
+
+def power_above(scale_NG: Tensor) -> Tensor:
+    """Of each row [N] the power of two above all its numbers: dividing by it rounds nothing."""
+    peak_N = scale_NG.abs().amax(dim=1).to(torch.float32)
+    return torch.exp2(torch.ceil(torch.log2(torch.where(peak_N > 0, peak_N, 1.0))))
+
+
+def in_halves(scale_NG: Tensor) -> Tensor:
+    """As they are after packing: float16 parts of a power of two."""
+    power_N1 = power_above(scale_NG)[:, None]
+    return (scale_NG / power_N1).to(torch.float16).to(torch.float32) * power_N1
+
+
+def code_rows(weight_NC: Tensor) -> CodedWeight:
+    """Eight bits, symmetric, one scale a row; an all-zero row gets scale 1."""
+    weight = weight_NC.to(torch.float32)
+    peak_N = weight.abs().amax(dim=1)
+    scale_N = torch.where(peak_N > 0, peak_N / 127, torch.ones_like(peak_N))
+    codes_NC = torch.round(weight / scale_N[:, None]).clamp(-127, 127) + 128
+    return CodedWeight(codes_NC.to(torch.uint8), scale_N[:, None], None, 128, 8, weight_NC.shape[1])
+
+
+def code_groups(weight_NC: Tensor, size: int = INT4_GROUP) -> CodedWeight:
+    """Four bits, symmetric, a scale for each group; its largest value has the code 0, which is one
+    step further from the middle than 15 (as llama.cpp's Q4_0)."""
+    rows, columns = weight_NC.shape
+    groups = -(-columns // size)
+    padded = functional.pad(weight_NC.to(torch.float32), (0, groups * size - columns))
+    grouped_NGS = padded.view(rows, groups, size)
+    places_NG = grouped_NGS.abs().argmax(dim=2, keepdim=True)
+    scale_NG = in_halves(grouped_NGS.gather(2, places_NG)[..., 0] / -8)
+    inverse_NG = torch.where(scale_NG != 0, 1 / scale_NG, torch.zeros_like(scale_NG))
+    codes_NGS = torch.round(grouped_NGS * inverse_NG[..., None]).clamp(-8, 7) + 8
+    codes_NC = codes_NGS.view(rows, groups * size)[:, :columns].to(torch.uint8)
+    return CodedWeight(codes_NC, scale_NG, None, 8, 4, size)
+
+
+def code_slabs(weight_NC: Tensor, storage: Storage) -> CodedWeight:
+    """As `code_rows` or `code_groups`, a few rows at a time: it takes little memory beside its
+    result."""
+    code = code_rows if storage == "int8" else code_groups
+    slabs = [code(slab_NC) for slab_NC in torch.split(weight_NC, PANELS_AT_ONCE * PANEL_COLUMNS)]
+    codes_NC = torch.cat([slab.codes for slab in slabs])
+    scale_NG = torch.cat([slab.scale for slab in slabs])
+    return replace(slabs[0], codes=codes_NC, scale=scale_NG)
+
+
+def pack_coded(coded: CodedWeight, bias_N: Tensor | None) -> PackedLinear:
+    """For the reference face."""
+    out_features, in_features = coded.codes.shape
+    return PackedLinear(
+        out_features=out_features,
+        in_features=in_features,
+        storage=STORAGE_OF_BITS[coded.bits],
+        layout="rows",
+        weight=coded.codes.contiguous(),
+        scale=None,
+        bias=bias_N,
+        groups=Groups(coded.size, coded.bits, coded.zero, coded.scale, coded.offset),
+    )
+
+
+def coded_of(packed: PackedLinear) -> CodedWeight:
+    """What the reference face has packed."""
+    groups = packed.groups
+    assert groups is not None and groups.scale is not None
+    bits: Bits = 4 if groups.bits == 4 else 8
+    return CodedWeight(packed.weight, groups.scale, groups.offset, groups.zero, bits, groups.size)
+
+
+class NativePackCoded:
+    """Codes in fours of C, and float16 scales as parts of a power of two of their column."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._into_panels = library.function(
+            "tandem_pack", *(Pointer, Integer, Integer, Integer, Integer, Pointer, Integer)
+        )
+
+    def __call__(self, coded: CodedWeight, bias_N: Tensor | None) -> PackedLinear:
+        out_features, in_features = coded.codes.shape
+        panels = -(-out_features // PANEL_COLUMNS)
+        step = 32 // coded.bits
+        if not coded.whole_rows and coded.size % step:
+            raise KernelArgumentError("coded.size", coded.size, f"a multiple of {step}")
+        words = -(-in_features // step)
+        packed = torch.empty((panels, words, PANEL_COLUMNS, 4), dtype=torch.uint8)
+        advise_huge_pages(packed.data_ptr(), packed.nbytes)
+        for panel in range(0, panels, PANELS_AT_ONCE):
+            rows = slice(panel * PANEL_COLUMNS, (panel + PANELS_AT_ONCE) * PANEL_COLUMNS)
+            self._pack_rows(coded.rows(rows), packed[panel : panel + PANELS_AT_ONCE], step)
+        if coded.whole_rows and coded.offset is None:
+            column_N = coded.scale[:, 0].to(torch.float32).contiguous()
+            groups = Groups(X_GROUP, coded.bits, coded.zero)
+        else:
+            column_N = power_above(coded.scale)
+            groups = Groups(
+                words * step if coded.whole_rows else coded.size,
+                coded.bits,
+                coded.zero,
+                _in_panels(coded.scale / column_N[:, None]),
+                None if coded.offset is None else _in_panels(coded.offset / column_N[:, None]),
+            )
+        return PackedLinear(
+            out_features=out_features,
+            in_features=in_features,
+            storage=STORAGE_OF_BITS[coded.bits],
+            layout="panels",
+            weight=packed,
+            scale=column_N,
+            bias=None if bias_N is None else bias_N.to(torch.float32).contiguous(),
+            groups=groups,
+        )
+
+    def _pack_rows(self, coded: CodedWeight, panels: Tensor, step: int) -> None:
+        rows, columns = coded.codes.shape
+        codes = functional.pad(coded.codes, (0, -columns % step)).contiguous()
+        if coded.bits == 4:
+            fours = codes.view(rows, -1, 2, 4)
+            codes = (fours[:, :, 0] | (fours[:, :, 1] << 4)).contiguous()
+        words = codes.view(rows, -1).view(torch.int32)
+        self._into_panels(
+            words.data_ptr(), words.stride(0), rows, words.shape[1], 4, panels.data_ptr(), 1
+        )
+
+
+def _in_panels(numbers_NG: Tensor) -> Tensor:
+    """[ceil(N / P), G, P], float16."""
+    rows, groups = numbers_NG.shape
+    padded = functional.pad(numbers_NG, (0, 0, 0, -rows % PANEL_COLUMNS))
+    panels = padded.view(-1, PANEL_COLUMNS, groups).transpose(1, 2)
+    return panels.to(torch.float16).contiguous()
+
+
+def unpack_rows(ids_T: Tensor, packed: PackedLinear) -> Tensor:
+    """Rows [T, C] of the weight as the native face has packed it, float32."""
+    groups = packed.groups
+    assert groups is not None and packed.scale is not None
+    panel_T, column_T = ids_T // PANEL_COLUMNS, ids_T % PANEL_COLUMNS
+    codes = packed.weight[panel_T, :, column_T]
+    if groups.bits == 4:
+        codes = torch.stack((codes & 0x0F, codes >> 4), dim=2)
+    codes_TC = codes.flatten(1)[:, : packed.in_features]
+    scales = (groups.scale, groups.offset)
+    scale_TG, offset_TG = (
+        None if each is None else each[panel_T, :, column_T].to(torch.float32) for each in scales
+    )
+    bits: Bits = 4 if groups.bits == 4 else 8
+    if scale_TG is None:
+        scale_TG = torch.ones(len(ids_T), -(-packed.in_features // groups.size))
+    coded = CodedWeight(codes_TC, scale_TG, offset_TG, groups.zero, bits, groups.size)
+    return coded.values() * packed.scale[ids_T, None]
+
+
+class NativeCodedLinear:
+    """Row-invariant bits. With `narrow` products are of bytes. x must be float32 with contiguous
+    features; rows may be strided."""
+
+    def __init__(self, library: NativeLibrary, *, narrow: bool) -> None:
+        self._narrow = narrow
+        self._run = library.function(
+            "tandem_coded_linear",
+            *(Pointer, Integer, Integer, Pointer, Integer, Integer, Integer, Pointer, Pointer),
+            *(Pointer, Pointer, Integer, Pointer, Integer, Integer, Integer, Integer, Integer),
+        )
+
+    def __call__(self, x_TC: Tensor, packed: PackedLinear, block_rows: int, threads: int) -> Tensor:
+        require_rows("x_TC", x_TC)
+        groups, scale, bias = packed.groups, packed.scale, packed.bias
+        assert groups is not None and scale is not None
+        out_TN = torch.empty(x_TC.shape[0], packed.out_features)
+        self._run(
+            x_TC.data_ptr(),
+            x_TC.stride(0),
+            x_TC.shape[0],
+            packed.weight.data_ptr(),
+            groups.bits,
+            groups.size,
+            groups.zero,
+            None if groups.scale is None else groups.scale.data_ptr(),
+            None if groups.offset is None else groups.offset.data_ptr(),
+            scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            self._narrow,
+            out_TN.data_ptr(),
+            out_TN.stride(0),
+            packed.in_features,
+            packed.out_features,
+            block_rows,
+            threads,
+        )
+        return out_TN

@@ -1,0 +1,179 @@
+// Linear layers over panels of 64 output columns of codes, with scales of groups along C: products
+// of bytes, of x coded in the same groups, or in fp32 of values that are widened into scratch.
+#include <cmath>
+
+#include "tile_int8.h"
+
+using namespace tandem;
+
+namespace {
+
+struct CodedCall {
+  const float* x;
+  int64_t x_stride;
+  int64_t rows;
+  const uint8_t* codes;
+  int64_t bits;
+  int64_t group;
+  int32_t zero;
+  const fp16* scale;
+  const fp16* offset;
+  const float* column_scale;
+  const float* bias;
+  float* out;
+  int64_t out_stride;
+  int64_t in_features;
+  int64_t out_features;
+  CodedRows coded;
+
+  // Whole fours, and of four bits whole pairs of them.
+  int64_t depth() const { return padded(in_features, 32 / bits); }
+  int64_t groups() const { return (depth() + group - 1) / group; }
+  static int64_t padded(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+  // The stretch of a panel from group to group.
+  CodedPanel stretch(int64_t panel, int64_t first, int64_t count) const {
+    const int64_t k = first * group, place = (panel * groups() + first) * kPanelColumns;
+    const int64_t rest = depth() - k;
+    return {codes + (panel * depth() + k) * kPanelColumns * bits / 8,
+            scale ? scale + place : nullptr,
+            offset ? offset + place : nullptr,
+            group,
+            rest < count * group ? rest : count * group,
+            zero};
+  }
+};
+
+constexpr int64_t kChunk = 256;
+// From here on unpacking a stretch once costs less than for each group of rows.
+constexpr int64_t kUnpackRows = 12;
+
+void finish(const CodedCall& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
+  const int64_t first = panel * kPanelColumns;
+  const int64_t rest = call.out_features - first;
+  const int64_t width = rest < kPanelColumns ? rest : kPanelColumns;
+  for (int64_t r = 0; r < rows; ++r) {
+    float* out = call.out + (row + r) * call.out_stride + first;
+    for (int64_t n = 0; n < width; ++n) {
+      const float sum = sums[r * kPanelColumns + n] * call.column_scale[first + n];
+      out[n] = call.bias ? sum + call.bias[first + n] : sum;
+    }
+  }
+}
+
+// Codes of four bits as bytes.
+void unpack(const CodedPanel& packed, uint8_t* bytes) {
+  const int64_t four = 4 * kPanelColumns;
+  for (int64_t k = 0; k < packed.depth; k += 8)
+    for (int64_t i = 0; i < four; ++i) {
+      const uint8_t both = packed.codes[k / 8 * four + i];
+      bytes[k / 4 * four + i] = both & 0x0f;
+      bytes[(k / 4 + 1) * four + i] = both >> 4;
+    }
+}
+
+// The values of a stretch of bytes, [depth][64].
+void widen(const CodedPanel& panel, float* wide) {
+  for (int64_t k = 0; k < panel.depth; ++k) {
+    const int64_t place = k / panel.group * kPanelColumns;
+    const uint8_t* codes = panel.codes + k / 4 * 4 * kPanelColumns + k % 4;
+    for (int64_t n = 0; n < kPanelColumns; ++n) {
+      const float code = (float)((int32_t)codes[4 * n] - panel.zero);
+      const float scaled = panel.scale ? code * widen(panel.scale[place + n]) : code;
+      const float offset = panel.offset ? widen(panel.offset[place + n]) : 0.0f;
+      wide[k * kPanelColumns + n] = scaled + offset;
+    }
+  }
+}
+
+// One block of rows by one panel, stretch after stretch; a stretch stays in the nearest cache.
+template <bool Coded>
+void block_panel(const CodedCall& call, int64_t row, int64_t rows, int64_t panel) {
+  static thread_local Scratch held;
+  const int64_t most_groups = call.group < kChunk ? kChunk / call.group : 1;
+  const int64_t deepest = most_groups * call.group * kPanelColumns;
+  float* sums = held.take(rows * kPanelColumns + deepest + deepest / 4);
+  float* wide = sums + rows * kPanelColumns;
+  uint8_t* bytes = (uint8_t*)(wide + deepest);
+  const RowGroups tiles(rows, Coded ? kCodeRows : kTileRows);
+  const bool unpacks = call.bits == 4 && (!Coded || rows >= kUnpackRows);
+  const int64_t step = Coded && tiles.count == 1 ? call.groups() : most_groups;
+  for (int64_t first = 0; first < call.groups(); first += step) {
+    const int64_t left = call.groups() - first;
+    CodedPanel stretch = call.stretch(panel, first, left < step ? left : step);
+    const int64_t k = first * call.group;
+    if (unpacks) unpack(stretch, bytes), stretch.codes = bytes;
+    if (!Coded) widen(stretch, wide);
+    for (int64_t t = 0; t < tiles.count; ++t) {
+      float* c = sums + tiles.begin(t) * kPanelColumns;
+      const int64_t begin = row + tiles.begin(t);
+      if (!Coded) {
+        const int64_t depth = call.in_features - k < stretch.depth ? call.in_features - k : stretch.depth;
+        tile(tiles.size(t), c, kPanelColumns, call.x + begin * call.x_stride + k, call.x_stride,
+             StridedRows<float>{wide, kPanelColumns}, TileShape{depth, kPanelColumns, k == 0});
+      } else if (call.bits == 4 && !unpacks) {
+        tile_codes<4>(tiles.size(t), c, call.coded.from(begin, k, first), stretch, k == 0);
+      } else {
+        tile_codes<8>(tiles.size(t), c, call.coded.from(begin, k, first), stretch, k == 0);
+      }
+    }
+  }
+  finish(call, row, rows, panel, sums);
+}
+
+template <bool Coded>
+void run(const CodedCall& call, int64_t block_rows, int threads) {
+  const int64_t panels = (call.out_features + kPanelColumns - 1) / kPanelColumns;
+  const int64_t blocks = (call.rows + block_rows - 1) / block_rows;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int64_t item = 0; item < blocks * panels; ++item) {
+    const int64_t row = item / panels * block_rows;
+    const int64_t rows = call.rows - row < block_rows ? call.rows - row : block_rows;
+    block_panel<Coded>(call, row, rows, item % panels);
+  }
+}
+
+void run_coded(CodedCall call, int64_t block_rows, int threads) {
+  static thread_local Scratch held;
+  const int64_t depth = call.depth(), groups = call.groups();
+  float* scales = held.take(call.rows * (2 * groups + (depth + 3) / 4));
+  int32_t* sums = (int32_t*)(scales + call.rows * groups);
+  int8_t* codes = (int8_t*)(sums + call.rows * groups);
+#pragma omp parallel for num_threads(threads) if (call.rows > kTileRows)
+  for (int64_t row = 0; row < call.rows; ++row)
+    code_row(call.x + row * call.x_stride, call.in_features, depth, call.group, codes + row * depth,
+             scales + row * groups, sums + row * groups);
+  call.coded = CodedRows{codes, depth, scales, sums, groups};
+  run<true>(call, block_rows, threads);
+}
+
+}  // namespace
+
+// Whether products of bytes are computed as such.
+extern "C" int64_t tandem_int8_products() { return kHasInt8Products; }
+
+extern "C" void tandem_coded_linear(const float* x, int64_t x_stride, int64_t rows,
+                                      const void* codes, int64_t bits, int64_t group, int64_t zero,
+                                      const void* scale, const void* offset,
+                                      const float* column_scale, const float* bias, int64_t coded,
+                                      float* out, int64_t out_stride, int64_t in_features,
+                                      int64_t out_features, int64_t block_rows, int64_t threads) {
+  const CodedCall call{x,
+                         x_stride,
+                         rows,
+                         (const uint8_t*)codes,
+                         bits,
+                         group,
+                         (int32_t)zero,
+                         (const fp16*)scale,
+                         (const fp16*)offset,
+                         column_scale,
+                         bias,
+                         out,
+                         out_stride,
+                         in_features,
+                         out_features,
+                         CodedRows{}};
+  if (coded) return run_coded(call, block_rows, (int)threads);
+  run<false>(call, block_rows, (int)threads);
+}
