@@ -10,11 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.bench.tasks.tool_call import NO_TOOL_REPLY
+
 Message = dict[str, Any]
 
 # What opens each of the assistant's turns, always a part of its own.
 ASSISTANT = "<|im_start|>assistant\n"
+# And what opens a call.
+CALL = "<tool_call>"
 
+# Whether to call at all is decided by one token, and only the list of tools says how.
+DECISION_WEIGHT = 6.0
 # Tools and parameters go by other names in each prompt and have to be read there.
 NAME_WEIGHT = 4.0
 _CALL_NAMES = re.compile(r'(?<=")((?<={"name": ")\w+|(?!name|arguments)\w+(?=": ))')
@@ -62,6 +68,9 @@ def turns(messages: Iterable[Message], weight: float = 1.0) -> list[Part]:
 
 
 def _spoken(message: Message, weight: float) -> list[Part]:
+    if message["content"] == NO_TOOL_REPLY:
+        decided, rest = NO_TOOL_REPLY[:1], NO_TOOL_REPLY[1:]
+        return [Part(decided, DECISION_WEIGHT), Part(rest, weight)]
     written = [message["content"]] if message["content"] else []
     for entry in message.get("tool_calls", ()):
         name, arguments = entry["function"]["name"], json.dumps(entry["function"]["arguments"])
@@ -69,4 +78,8 @@ def _spoken(message: Message, weight: float) -> list[Part]:
         written.append(f"<tool_call>\n{body}\n</tool_call>")
     # The captured pieces, every second one, are the name of the tool and of its parameters.
     pieces = _CALL_NAMES.split("\n".join(written))
-    return [Part(piece, NAME_WEIGHT if i % 2 else weight) for i, piece in enumerate(pieces)]
+    parts = [Part(piece, NAME_WEIGHT if i % 2 else weight) for i, piece in enumerate(pieces)]
+    if parts[0].text.startswith(CALL):
+        rest = Part(parts[0].text.removeprefix(CALL), weight)
+        return [Part(CALL, DECISION_WEIGHT), rest, *parts[1:]]
+    return parts

@@ -38,8 +38,8 @@ SMALL_SUM_SHARE = 0.3
 MIXED_SHARE = 0.08
 TOOL_TASK_SHARE = 0.4
 # Of requests: how many are for a tool that is not there.
-MISSING_TOOL_SHARE = 0.3
-MISSING_IN_CONVERSATIONS = 0.25
+MISSING_TOOL_SHARE = 0.45
+MISSING_IN_CONVERSATIONS = 0.35
 
 SMALL_SUM_PHRASINGS = (
     *("{problem}", "{problem}", "{close}", "{problem} =", "{close}=", "{problem}?", "{close}?"),

@@ -30,7 +30,7 @@ CHAT_BATCH_TOKENS = 3072
 CHAT_ROW_TOKENS = 256
 TOOL_ROW_TOKENS = 512
 # How many of the chat batches have tools, from a share of the time on: calls are learned last.
-TOOL_SHARES: tuple[tuple[float, float], ...] = ((0.0, 0.45), (0.84, 0.8))
+TOOL_SHARES: tuple[tuple[float, float], ...] = ((0.0, 0.45), (0.84, 0.7))
 # From a share of the time on: how often recall rows have which length.
 CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
     (0.00, {128: 0.8, 256: 0.2}),
