@@ -69,8 +69,7 @@ def turns(messages: Iterable[Message], weight: float = 1.0) -> list[Part]:
 
 def _spoken(message: Message, weight: float) -> list[Part]:
     if message["content"] == NO_TOOL_REPLY:
-        decided, rest = NO_TOOL_REPLY[:1], NO_TOOL_REPLY[1:]
-        return [Part(decided, DECISION_WEIGHT), Part(rest, weight)]
+        return [Part(NO_TOOL_REPLY[:1], DECISION_WEIGHT), Part(NO_TOOL_REPLY[1:], weight)]
     written = [message["content"]] if message["content"] else []
     for entry in message.get("tool_calls", ()):
         name, arguments = entry["function"]["name"], json.dumps(entry["function"]["arguments"])
