@@ -26,8 +26,8 @@ from tests.api.test_two_doors import streamed as response_streamed
 from tests.api.test_two_doors import whole as response_whole
 from tests.seeds import seeds
 
-CONVERSATIONS = 50
-CHUNKS = seeds(1, 20)
+CONVERSATIONS = 25
+CHUNKS = seeds(1, 40)
 AT_ONCE = 4
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COMPLETIONS = "/v1/completions"
