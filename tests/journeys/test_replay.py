@@ -36,8 +36,8 @@ queue: {{prefill_depth: 2}}
 
 # Twice eight calls, three of which want three answers, and five more.
 REQUESTS = 2 * (8 + 2 * 3) + 5
-# A second of work and more: it runs when its worker is killed.
-TOKENS = 600
+# Some seconds of work: it runs when its worker is killed.
+TOKENS = 1500
 
 
 def ask(client: openai.OpenAI, number: int, tokens: int = 60) -> None:
