@@ -13,11 +13,12 @@ import json
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import aiohttp
 from rich.console import Console
@@ -26,6 +27,7 @@ from rich.table import Table
 from streaming import Client, Stream
 from tandem_process import serving
 
+Answer = dict[str, Any]
 AT_ONCE = 16
 # Then a server takes nobody to be there but the batch.
 QUIET_S = 6
@@ -100,15 +102,16 @@ class Batches:
             if batch[file_id]:
                 await self._call("delete", f"files/{batch[file_id]}")
 
-    async def _until(self, batch_id: str, condition):  # type: ignore[no-untyped-def]
+    async def _until(self, batch_id: str, condition: Callable[[Answer], object]) -> Answer:
         while not condition(batch := await self._call("get", f"batches/{batch_id}")):
             await asyncio.sleep(0.05)
         return batch
 
-    async def _call(self, method: str, path: str, **more):  # type: ignore[no-untyped-def]
+    async def _call(self, method: str, path: str, **more: Any) -> Answer:
         async with self._http.request(method, f"{self._url}/v1/{path}", **more) as answer:
             assert answer.status == 200, await answer.text()
-            return await answer.json()
+            said: Answer = await answer.json()
+            return said
 
 
 async def interactive(client: Client, wishes: argparse.Namespace, seed: int) -> list[Stream]:
@@ -126,7 +129,9 @@ async def interactive(client: Client, wishes: argparse.Namespace, seed: int) -> 
 
 
 @asynccontextmanager
-async def plain_calls(http: aiohttp.ClientSession, url: str, counted: list[int]):  # type: ignore[no-untyped-def]
+async def plain_calls(
+    http: aiohttp.ClientSession, url: str, counted: list[int]
+) -> AsyncIterator[None]:
     """So many at once, until the block ends; each answer adds to `counted`."""
 
     async def one_after_the_other(seed: int) -> None:

@@ -1,6 +1,7 @@
 """The engine against the machine's own limits and against `transformers`, all in one run.
 
-python bench/engine.py [--only steps,overhead,peers,memory] [--output results/engine.json]
+python bench/engine.py [--only steps,overhead,peers,memory,arithmetic] [--arithmetic float32]
+    [--output results/engine.json]
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
+from arithmetic import arithmetic_figures
 from figures import Figure, show, write
 from limits import measure_limits
 from memory import memory_figure
@@ -17,7 +19,7 @@ from overhead import overhead_figures
 from peers import peer_figures
 from steps import step_figures
 from tandem.kernels.faces import Kernels, choose_kernels
-from tandem.kernels.packed import Storage
+from tandem.kernels.packed import Arithmetic, Storage
 
 STORAGES: list[Storage] = ["float32", "bfloat16", "int8", "int4"]
 Section = Callable[[Kernels], list[Figure]]
@@ -26,18 +28,22 @@ SECTIONS: dict[str, Section] = {
     "steps": lambda kernels: step_figures(kernels, STORAGES),
     "peers": lambda kernels: peer_figures(kernels, ["float32", "bfloat16"]),
     "memory": lambda _: [memory_figure()],
+    "arithmetic": lambda _: arithmetic_figures(),
 }
 
 
 def main(
     only: Annotated[str, typer.Option(help="Sections, separated by commas.")] = "",
+    arithmetic: Annotated[
+        Arithmetic, typer.Option(help="What matrices are multiplied in.")
+    ] = "auto",
     output: Annotated[Path, typer.Option(help="JSON of the figures.")] = Path(
         "results/engine.json"
     ),
 ) -> None:
     """Measure and print; the machine should have nothing else to do."""
     kernels, reason = choose_kernels(
-        torch.device("cpu"), torch.float32, allow_native=True, arithmetic="auto"
+        torch.device("cpu"), torch.float32, allow_native=True, arithmetic=arithmetic
     )
     print(f"kernels: {reason}; {torch.get_num_threads()} threads")
     figures: list[Figure] = []

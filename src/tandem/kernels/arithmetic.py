@@ -29,7 +29,7 @@ from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 ARITHMETIC_VERSION = 1
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
+STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8", "int4")
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 19, 4, 2, 24, 8
 FEATURES, OUTPUTS, RANK = 88, 70, 20
 

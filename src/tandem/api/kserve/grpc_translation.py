@@ -131,9 +131,9 @@ def _add_output(response: Any, tensor: OutputTensor, raw: bytes, *, as_bytes: bo
     if as_bytes:
         response.raw_output_contents.append(raw)
         return
-    values = tensor_of_bytes(tensor.name, tensor.datatype, tensor.shape, raw).values
+    values: Sequence[Any] = tensor_of_bytes(tensor.name, tensor.datatype, tensor.shape, raw).values
     if tensor.datatype == "BYTES":
-        values = [str(each).encode() for each in values]  # type: ignore[misc]
+        values = [str(each).encode() for each in values]
     getattr(output.contents, _CONTENTS[tensor.datatype]).extend(values)
 
 

@@ -123,14 +123,10 @@ void block_panel(const CodedCall& call, int64_t row, int64_t rows, int64_t panel
 
 template <bool Coded>
 void run(const CodedCall& call, int64_t block_rows, int threads) {
-  const int64_t panels = (call.out_features + kPanelColumns - 1) / kPanelColumns;
-  const int64_t blocks = (call.rows + block_rows - 1) / block_rows;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int64_t item = 0; item < blocks * panels; ++item) {
-    const int64_t row = item / panels * block_rows;
-    const int64_t rows = call.rows - row < block_rows ? call.rows - row : block_rows;
-    block_panel<Coded>(call, row, rows, item % panels);
-  }
+  for_each_block(call.rows, call.out_features, block_rows, threads,
+                 [&](int64_t row, int64_t rows, int64_t panel) {
+                   block_panel<Coded>(call, row, rows, panel);
+                 });
 }
 
 void run_coded(CodedCall call, int64_t block_rows, int threads) {
@@ -153,27 +149,27 @@ void run_coded(CodedCall call, int64_t block_rows, int threads) {
 extern "C" int64_t tandem_int8_products() { return kHasInt8Products; }
 
 extern "C" void tandem_coded_linear(const float* x, int64_t x_stride, int64_t rows,
-                                      const void* codes, int64_t bits, int64_t group, int64_t zero,
-                                      const void* scale, const void* offset,
-                                      const float* column_scale, const float* bias, int64_t coded,
-                                      float* out, int64_t out_stride, int64_t in_features,
-                                      int64_t out_features, int64_t block_rows, int64_t threads) {
+                                    const void* codes, int64_t bits, int64_t group, int64_t zero,
+                                    const void* scale, const void* offset,
+                                    const float* column_scale, const float* bias, int64_t coded,
+                                    float* out, int64_t out_stride, int64_t in_features,
+                                    int64_t out_features, int64_t block_rows, int64_t threads) {
   const CodedCall call{x,
-                         x_stride,
-                         rows,
-                         (const uint8_t*)codes,
-                         bits,
-                         group,
-                         (int32_t)zero,
-                         (const fp16*)scale,
-                         (const fp16*)offset,
-                         column_scale,
-                         bias,
-                         out,
-                         out_stride,
-                         in_features,
-                         out_features,
-                         CodedRows{}};
+                       x_stride,
+                       rows,
+                       (const uint8_t*)codes,
+                       bits,
+                       group,
+                       (int32_t)zero,
+                       (const fp16*)scale,
+                       (const fp16*)offset,
+                       column_scale,
+                       bias,
+                       out,
+                       out_stride,
+                       in_features,
+                       out_features,
+                       CodedRows{}};
   if (coded) return run_coded(call, block_rows, (int)threads);
   run<false>(call, block_rows, (int)threads);
 }

@@ -148,14 +148,10 @@ void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t pane
 
 template <class Products>
 void run(const LinearCall& call, int64_t block_rows, int threads) {
-  const int64_t panels = (call.out_features + kPanelColumns - 1) / kPanelColumns;
-  const int64_t blocks = (call.rows + block_rows - 1) / block_rows;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int64_t item = 0; item < blocks * panels; ++item) {
-    const int64_t row = item / panels * block_rows;
-    const int64_t rows = call.rows - row < block_rows ? call.rows - row : block_rows;
-    block_panel<Products>(call, row, rows, item % panels);
-  }
+  for_each_block(call.rows, call.out_features, block_rows, threads,
+                 [&](int64_t row, int64_t rows, int64_t panel) {
+                   block_panel<Products>(call, row, rows, panel);
+                 });
 }
 
 void run_narrow(LinearCall call, int64_t block_rows, int threads) {

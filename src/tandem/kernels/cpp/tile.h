@@ -154,6 +154,19 @@ inline void tile(int rows, float* c, ptrdiff_t c_stride, const float* a, ptrdiff
   }
 }
 
+// Calls block(row, rows, panel) for blocks of rows by panels of columns, shared out among threads.
+template <class Block>
+inline void for_each_block(int64_t rows, int64_t columns, int64_t block_rows, int threads,
+                           const Block& block) {
+  const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  const int64_t blocks = (rows + block_rows - 1) / block_rows;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int64_t item = 0; item < blocks * panels; ++item) {
+    const int64_t row = item / panels * block_rows;
+    block(row, rows - row < block_rows ? rows - row : block_rows, item % panels);
+  }
+}
+
 // Splits `rows` into the fewest groups of at most `most`, as even as possible.
 struct RowGroups {
   int64_t rows;
