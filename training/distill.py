@@ -19,12 +19,12 @@ from torch.nn import functional
 from data import Encoder
 from model import DRAFT, MAIN, Decoder
 from neighbours import add_neighbour_heads
+from optimizers import fast_products, optimizers_for
 from train import (
     LOG_STEPS,
     Batch,
     Courtesy,
     chat_batch,
-    optimizers_for,
     rate_factor,
     recall_batch,
     save,
@@ -47,7 +47,7 @@ def load_stored(path: Path) -> Decoder:
 
 def distil_loss(teacher: Decoder, draft: Decoder, batch: Batch) -> tuple[torch.Tensor, float]:
     """Weighted KL of the draft from the teacher, and how often their greedy tokens agree."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with fast_products():
         with torch.no_grad():
             aims = teacher.logits(teacher(batch.ids).flatten(0, 1)[batch.positions]).float()
         tries = draft.logits(draft(batch.ids).flatten(0, 1)[batch.positions]).float()

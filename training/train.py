@@ -17,12 +17,13 @@ from random import Random
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from data import VALUE_WEIGHT, Encoder, Row, chat_parts, echo_parts, recall_parts, tool_parts
 from model import MAIN, Decoder
 from neighbours import add_neighbour_heads
+from optimizers import fast_products, optimizers_for
 from sample import accuracy, held_out_tasks
 
 RECALL_BATCH_TOKENS = 2048
@@ -44,8 +45,6 @@ CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (
 ECHO_UNTIL = 0.25
 # And chats wait: only every third step has one.
 CHAT_STEPS_EARLY = 3
-PEAK_MATRIX_RATE = 4e-3
-PEAK_OTHER_RATE = 3e-3
 WARMUP_STEPS = 20
 DECAY_FROM = 0.5
 LOG_STEPS = 50
@@ -101,36 +100,6 @@ def recall_batch(rng: Random, encoder: Encoder, share: float) -> Batch:
 def rate_factor(step: int, share: float) -> float:
     """Warm-up by steps, then flat, then down to zero at the end of the time."""
     return min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, max(0.0, (1 - share) / (1 - DECAY_FROM)))
-
-
-def optimizers_for(
-    model: nn.Module,
-    peak_matrix_rate: float = PEAK_MATRIX_RATE,
-    peak_other_rate: float = PEAK_OTHER_RATE,
-) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
-    matrices = [
-        weight
-        for name, weight in model.named_parameters()
-        if weight.dim() == 2 and "embed" not in name
-    ]
-    others = [
-        weight for name, weight in model.named_parameters() if weight.dim() != 2 or "embed" in name
-    ]
-    muon = torch.optim.Muon(
-        matrices,
-        lr=peak_matrix_rate,
-        momentum=0.95,
-        weight_decay=0.01,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    adam = torch.optim.AdamW(
-        others, lr=peak_other_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
-    )
-    for optimizer in (muon, adam):
-        for group in optimizer.param_groups:
-            group["peak"] = group["lr"]
-    return [muon, adam]
 
 
 class Courtesy:
@@ -196,7 +165,7 @@ class Trainer:
         return chat_loss, recall_loss, right
 
     def _backward(self, batch: Batch) -> tuple[float, float]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with fast_products():
             hidden = self.model(batch.ids).flatten(0, 1)[batch.positions]
             logits = self.model.logits(hidden).float()
         losses = functional.cross_entropy(logits, batch.targets, reduction="none")

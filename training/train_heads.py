@@ -25,7 +25,8 @@ from data import Encoder, recall_parts
 from export_heads import export_head, load_head
 from heads import EagleHead, Head, MedusaHeads
 from model import Decoder
-from train import LOG_STEPS, SAVE_SECONDS, optimizers_for, rate_factor
+from optimizers import fast_products, optimizers_for
+from train import LOG_STEPS, SAVE_SECONDS, rate_factor
 
 # Rows of lists: every few steps, of which lengths, together how many tokens.
 RECALL_STEPS = 2
@@ -168,7 +169,7 @@ class HeadTrainer:
             return Passages(ids, weights > 0, self.teacher(ids))
 
     def _backward(self, passages: Passages) -> list[float]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with fast_products():
             if isinstance(self.head, MedusaHeads):
                 loss, agreed = medusa_loss(self.teacher, self.head, passages)
             else:

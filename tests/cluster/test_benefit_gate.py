@@ -67,8 +67,19 @@ def test_a_tier_that_wins_its_trial_is_trusted_again():
     fetch(benefit, 0.002, 0)
     fetch(benefit, 0.0001, 60)
     assert benefit.judged(HOST, 60 * NS_PER_S).on
-    fetch(benefit, 0.1, 61, fetches=1)
+    fetch(benefit, 0.1, 61, fetches=2)
+    assert not benefit.is_on(Tier.HOST, (61 + 59) * NS_PER_S)
     assert benefit.is_on(Tier.HOST, (61 + 60) * NS_PER_S), "again a minute, not two"
+
+
+def test_one_fetch_that_was_held_up_switches_nothing_off():
+    benefit = gain_of()
+    benefit.computed(1000, 1.0)
+    for held_up in range(3):
+        for number in range(3):
+            fetch(benefit, 1.0 if number == held_up else 0.0001, 1, fetches=1)
+        assert benefit.is_on(Tier.HOST, NS_PER_S)
+        fetch(benefit, 0.0001, 1, fetches=2)
 
 
 def test_failures_in_a_row_rest_a_tier_for_a_moment():

@@ -105,7 +105,8 @@ def test_what_left_the_device_comes_back_and_outlives_the_cluster(tmp_path):
         fresh = [ask(running, turn + " And then?", "nobody's") for turn in turns[:2]]
         assert [one.text for one in again[:2]] == [one.text for one in fresh]
         for before, after in zip(first_turns, again, strict=True):
-            assert after.cached_tokens >= before.prompt_tokens - 2 * BLOCK
+            wanted = before.prompt_tokens - 2 * BLOCK
+            assert after.cached_tokens >= wanted, (after, running.metrics())
         fetched = [tier(running, "fetched_blocks_total", place) for place in ("host", "disk")]
         assert sum(fetched) > 40
         assert not tier(running, "spoilt_blocks_total", "disk")

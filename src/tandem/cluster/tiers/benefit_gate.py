@@ -4,7 +4,8 @@ share a link take longer each, as prompts do that share a step."""
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 from msgspec import structs
 
@@ -71,10 +72,11 @@ class LinkUse:
 
 @dataclass(slots=True)
 class TierGain:
-    """One tier. `fetches` and `tokens` are the evidence since it was last switched on; it is off
-    until `off_until_ns` because of `reason`."""
+    """One tier. `fetches` and `tokens` are the evidence since it was last switched on, `newest` the
+    seconds a token of the last few; it is off until `off_until_ns` because of `reason`."""
 
     pace: Pace
+    newest: deque[float] = field(default_factory=deque)
     fetches: int = 0
     tokens: int = 0
     failures: int = 0
@@ -103,14 +105,17 @@ class BenefitGate:
         if not gain.fetches:
             # A trial looks at its own fetches alone.
             gain.pace = Pace()
+            gain.newest = deque(maxlen=self._limits.trial_fetches)
         gain.pace.add(tokens, seconds)
+        gain.newest.append(seconds / tokens)
         gain.fetches += 1
         gain.tokens += tokens
         limits = self._limits
         if gain.fetches < limits.trial_fetches or gain.tokens < limits.trial_tokens:
             return
         fetch, compute = gain.pace.s_per_token, self._compute.s_per_token
-        if not compute or fetch <= compute:
+        # One fetch during which the machine was busy elsewhere says nothing about the tier.
+        if not compute or min(fetch, median(gain.newest)) <= compute:
             gain.pause_ns = FIRST_PAUSE_NS
             return
         times = f"{fetch * 1e6:.0f} us a token, computing {compute * 1e6:.0f} us"
