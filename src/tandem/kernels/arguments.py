@@ -11,10 +11,15 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8
 
 def require_rows(argument: str, tensor: Tensor) -> None:
     """float32 on the CPU with a contiguous last axis; the others may be strided."""
+    require_strided(argument, tensor, torch.float32)
+
+
+def require_strided(argument: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """A given dtype on the CPU with a contiguous last axis; the others may be strided."""
     last_stride = tensor.stride(-1) if tensor.shape[-1] > 1 else 1
-    if tensor.dtype is not torch.float32 or last_stride != 1 or not tensor.is_cpu:
+    if tensor.dtype is not dtype or last_stride != 1 or not tensor.is_cpu:
         found = f"{tensor.dtype} on {tensor.device.type} with stride {last_stride}"
-        raise KernelArgumentError(argument, found, "float32 on cpu with a contiguous last axis")
+        raise KernelArgumentError(argument, found, f"{dtype} on cpu with a contiguous last axis")
 
 
 def require_whole(argument: str, tensor: Tensor, dtype: torch.dtype) -> None:

@@ -28,8 +28,6 @@ Bits = Literal[4, 8]
 STORAGE_OF_BITS: dict[int, Storage] = {4: "int4", 8: "int8"}
 # In which x is coded where a weight has one scale a column.
 X_GROUP = 128
-# So large a group is what four bits need to stay useful; it is that of llama.cpp's Q4_0.
-INT4_GROUP = 32
 PANELS_AT_ONCE = 16
 
 
@@ -81,46 +79,6 @@ def power_above(scale_NG: Tensor) -> Tensor:
     """Of each row [N] the power of two above all its numbers: dividing by it rounds nothing."""
     peak_N = scale_NG.abs().amax(dim=1).to(torch.float32)
     return torch.exp2(torch.ceil(torch.log2(torch.where(peak_N > 0, peak_N, 1.0))))
-
-
-def in_halves(scale_NG: Tensor) -> Tensor:
-    """As they are after packing: float16 parts of a power of two."""
-    power_N1 = power_above(scale_NG)[:, None]
-    return (scale_NG / power_N1).to(torch.float16).to(torch.float32) * power_N1
-
-
-def code_rows(weight_NC: Tensor) -> CodedWeight:
-    """Eight bits, symmetric, one scale a row; an all-zero row gets scale 1."""
-    weight = weight_NC.to(torch.float32)
-    peak_N = weight.abs().amax(dim=1)
-    scale_N = torch.where(peak_N > 0, peak_N / 127, torch.ones_like(peak_N))
-    codes_NC = torch.round(weight / scale_N[:, None]).clamp(-127, 127) + 128
-    return CodedWeight(codes_NC.to(torch.uint8), scale_N[:, None], None, 128, 8, weight_NC.shape[1])
-
-
-def code_groups(weight_NC: Tensor, size: int = INT4_GROUP) -> CodedWeight:
-    """Four bits, symmetric, a scale for each group; its largest value has the code 0, which is one
-    step further from the middle than 15 (as llama.cpp's Q4_0)."""
-    rows, columns = weight_NC.shape
-    groups = -(-columns // size)
-    padded = functional.pad(weight_NC.to(torch.float32), (0, groups * size - columns))
-    grouped_NGS = padded.view(rows, groups, size)
-    places_NG = grouped_NGS.abs().argmax(dim=2, keepdim=True)
-    scale_NG = in_halves(grouped_NGS.gather(2, places_NG)[..., 0] / -8)
-    inverse_NG = torch.where(scale_NG != 0, 1 / scale_NG, torch.zeros_like(scale_NG))
-    codes_NGS = torch.round(grouped_NGS * inverse_NG[..., None]).clamp(-8, 7) + 8
-    codes_NC = codes_NGS.view(rows, groups * size)[:, :columns].to(torch.uint8)
-    return CodedWeight(codes_NC, scale_NG, None, 8, 4, size)
-
-
-def code_slabs(weight_NC: Tensor, storage: Storage) -> CodedWeight:
-    """As `code_rows` or `code_groups`, a few rows at a time: it takes little memory beside its
-    result."""
-    code = code_rows if storage == "int8" else code_groups
-    slabs = [code(slab_NC) for slab_NC in torch.split(weight_NC, PANELS_AT_ONCE * PANEL_COLUMNS)]
-    codes_NC = torch.cat([slab.codes for slab in slabs])
-    scale_NG = torch.cat([slab.scale for slab in slabs])
-    return replace(slabs[0], codes=codes_NC, scale=scale_NG)
 
 
 def pack_coded(coded: CodedWeight, bias_N: Tensor | None) -> PackedLinear:
@@ -191,11 +149,13 @@ class NativePackCoded:
 
     def _pack_rows(self, coded: CodedWeight, panels: Tensor, step: int) -> None:
         rows, columns = coded.codes.shape
-        codes = functional.pad(coded.codes, (0, -columns % step)).contiguous()
-        if coded.bits == 4:
-            fours = codes.view(rows, -1, 2, 4)
-            codes = (fours[:, :, 0] | (fours[:, :, 1] << 4)).contiguous()
+        codes = coded.codes
+        if columns % step:
+            codes = functional.pad(codes, (0, -columns % step))
         words = codes.view(rows, -1).view(torch.int32)
+        if coded.bits == 4:
+            # Codes are below 16: shifted, none of a word's four reaches the next.
+            words = words[:, 0::2] | (words[:, 1::2] << 4)
         self._into_panels(
             words.data_ptr(), words.stride(0), rows, words.shape[1], 4, panels.data_ptr(), 1
         )

@@ -11,13 +11,11 @@ from tandem.kernels.arguments import DTYPE_CODES, require_rows, require_whole
 from tandem.kernels.coded import (
     NativeCodedLinear,
     NativePackCoded,
-    code_groups,
-    code_rows,
-    code_slabs,
     coded_of,
     pack_coded,
     unpack_rows,
 )
+from tandem.kernels.coding import NativeCode, code
 from tandem.kernels.native import (
     Integer,
     KernelArgumentError,
@@ -34,7 +32,6 @@ from tandem.kernels.packed import (
     check_pack,
 )
 
-INT8_LIMIT = 127.0
 PANELS_AT_ONCE = 16
 # A block's tile of partial sums (256 bytes a row) should stay in the second-level cache.
 MOST_ROWS = 384
@@ -46,10 +43,8 @@ THREAD_MULTIPLY_ADDS = 1 << 17
 
 def pack(weight_NC: Tensor, bias_N: Tensor | None, storage: Storage) -> PackedLinear:
     check_pack(weight_NC, bias_N)
-    if storage == "int8":
-        return pack_coded(code_rows(weight_NC), bias_N)
-    if storage == "int4":
-        return pack_coded(code_groups(weight_NC), bias_N)
+    if storage in ("int8", "int4"):
+        return pack_coded(code(weight_NC, storage), bias_N)
     if storage not in FLOAT_STORAGE:
         known = f"int8, int4 or one of {sorted(FLOAT_STORAGE)}"
         raise KernelArgumentError("storage", storage, known)
@@ -96,6 +91,7 @@ class NativePack:
 
     def __init__(self, library: NativeLibrary, *, narrow: bool = False) -> None:
         self._fours = narrow and has_int8_products(library)
+        self._code = NativeCode(library)
         self._pack_coded = NativePackCoded(library)
         self._run = library.function(
             "tandem_pack", *(Pointer, Integer, Integer, Integer, Integer, Pointer, Integer)
@@ -106,7 +102,7 @@ class NativePack:
             raise KernelArgumentError("storage", storage, "float32 or narrower on the native face")
         check_pack(weight_NC, bias_N)
         if storage == "int4" or (storage == "int8" and self._fours):
-            return self._pack_coded(code_slabs(weight_NC, storage), bias_N)
+            return self._pack_coded(self._code(weight_NC, storage), bias_N)
         out_features, in_features = weight_NC.shape
         panels = -(-out_features // PANEL_COLUMNS)
         shape: tuple[int, ...] = (panels, in_features, PANEL_COLUMNS)
@@ -122,7 +118,7 @@ class NativePack:
             rows = slice(panel * PANEL_COLUMNS, (panel + PANELS_AT_ONCE) * PANEL_COLUMNS)
             stored_NC = weight_NC[rows]
             if storage == "int8":
-                coded = code_rows(stored_NC)
+                coded = self._code(stored_NC, storage)
                 stored_NC = (coded.codes ^ 128).view(torch.int8)
                 scales.append(coded.scale[:, 0])
             else:
@@ -141,7 +137,9 @@ class NativePack:
     def _into_panels(self, stored_NC: Tensor, panels: Tensor) -> None:
         if stored_NC.dtype is torch.bfloat16:
             # A pair of values is moved as one.
-            stored_NC = functional.pad(stored_NC, (0, stored_NC.shape[1] % 2)).view(torch.int32)
+            if stored_NC.shape[1] % 2:
+                stored_NC = functional.pad(stored_NC, (0, 1))
+            stored_NC = stored_NC.view(torch.int32)
         require_whole("stored_NC", stored_NC, stored_NC.dtype)
         self._run(
             stored_NC.data_ptr(),

@@ -30,13 +30,13 @@ float square_sum(const float* x, float* residual, int64_t features) {
       float* other = residual ? residual + c + part * kLanes : nullptr;
       Floats value = load(x + c + part * kLanes);
       if (other) store(other, value += load(other));
-      sums[part] += value * value;
+      sums[part] = multiply_add(value, value, sums[part]);
     }
   for (int part = 0; c < features; c += kLanes, part = 1) {
     const int64_t count = features - c < kLanes ? features - c : kLanes;
     Floats value = load_some(x + c, count);
     if (residual) store_some(residual + c, value += load_some(residual + c, count), count);
-    sums[part] += value * value;
+    sums[part] = multiply_add(value, value, sums[part]);
   }
   return sum_of(sums[0] + sums[1]);
 }

@@ -105,7 +105,7 @@ inline __attribute__((always_inline)) void add_products(Floats (&acc)[Rows][Vect
   load_b<Vectors>(b, k, part, row);
   for (int r = 0; r < Rows; ++r) {
     const Floats x = splat(a[r * a_stride + k]);
-    for (int v = 0; v < Vectors; ++v) acc[r][v] += x * row[v];
+    for (int v = 0; v < Vectors; ++v) acc[r][v] = multiply_add(x, row[v], acc[r][v]);
   }
 }
 
