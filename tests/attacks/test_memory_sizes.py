@@ -121,7 +121,7 @@ def test_the_figure_is_what_loading_takes(storage):
     form = WeightForm(storage, torch.float32, cpu)
     for place in (WHOLE, *places(2, 2)):
         with SafetensorsWeights(BUNDLED_MODEL) as checkpoint:
-            held = assemble_weights(spec, checkpoint, form, kernels.pack, place=place)
+            held = assemble_weights(spec, checkpoint, form, kernels, place=place)
         figure = weight_bytes(spec, shapes, [place], storage=storage, compute_bytes=4)
         each = 2 * (spec.hidden_features + spec.attention.head_dim)
         vectors = 4 * (len(held.layers) + 1) * each

@@ -53,6 +53,15 @@ def test_the_same_every_time_and_with_more_threads(native):
     assert fingerprint(native) == first
 
 
+def test_weights_that_a_checkpoint_gives_as_codes_have_a_digest_of_their_own(native):
+    cpu = torch.device("cpu")
+    plain, coded = (arithmetic_of(native, cpu, torch.float32, codes=each) for each in (False, True))
+    assert coded.startswith(f"{plain}, codes ")
+    results = arithmetic._coded(native)
+    assert len(results) == 8
+    assert all(len(result.unique()) > result.numel() // 2 for result in results)
+
+
 def test_every_operation_counts(native):
     results = arithmetic._results(native)
     assert len(results) == 13

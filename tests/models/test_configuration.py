@@ -142,7 +142,6 @@ REFUSED = [
     ({"architectures": ["MixtralForCausalLM"]}, "'MixtralForCausalLM' is not supported.*Llama"),
     ({"architectures": [], "model_type": "gpt2"}, "'gpt2' is not supported"),
     ({"architectures": "LlamaForCausalLM"}, "architectures .* expected a list"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ({"num_local_experts": 8}, "mixtures of experts"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected silu"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic', which is not supported"),

@@ -75,7 +75,7 @@ def test_no_rank_reads_more_than_its_share(tensor_ranks, stages, tied):
     together = dict.fromkeys(parts, 0)
     for place in places(tensor_ranks, stages):
         source = Recording(DummyWeights())
-        weights = assemble_weights(spec, source, FP32, reference_kernels().pack, place=place)
+        weights = assemble_weights(spec, source, FP32, reference_kernels(), place=place)
         if tied and place.is_first and place.is_last:
             assert weights.embedding is None
         assert sum(source.read_elements.values()) == parameters_of(spec, place)
@@ -161,10 +161,10 @@ def test_what_cannot_be_cut_is_refused(spec, place, message):
 def test_uneven_widths_are_filled_up_with_zeros():
     spec = replace(spec_of(), feed_forward_features=10, vocabulary_tokens=13)
     made = [
-        assemble_weights(spec, DummyWeights(), FP32, reference_kernels().pack, place=place)
+        assemble_weights(spec, DummyWeights(), FP32, reference_kernels(), place=place)
         for place in places(4, 1)
     ]
-    whole = assemble_weights(spec, DummyWeights(), FP32, reference_kernels().pack)
+    whole = assemble_weights(spec, DummyWeights(), FP32, reference_kernels())
     down = torch.cat([weights.layers[0].down.weight for weights in made], 1)
     assert torch.equal(down[:, :10], whole.layers[0].down.weight)
     assert down.shape == (32, 12)

@@ -87,7 +87,7 @@ def calibrate(plan: CalibrationPlan, path: Path, console: Console) -> None:
         "model": BUNDLED_MODEL.name if plan.model is None else plan.model,
         "device": resolved.device.type,
         "threads": resolved.threads,
-        "storage": resolved.storage,
+        "storage": resolved.weights,
         "repeats": plan.grid.repeats,
         "workers": list(plan.roles),
     }

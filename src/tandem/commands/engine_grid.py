@@ -16,9 +16,10 @@ from rich.table import Table
 from tandem.bench.load import start_clock
 from tandem.commands.terminal import plain_table
 from tandem.config.hardware.worker import PROFILE_VERSION
-from tandem.config.memory import ModelFacts
+from tandem.config.memory import model_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import ServerPlan, machine_facts, resolve
+from tandem.config.speculation import NO_DRAFT_MEMORY
 from tandem.cost.fitted import COEFFICIENTS, FittedStepTime, TimedStep, fit, to_fields
 from tandem.cost.worker import StepShape
 from tandem.engine.engine import Engine
@@ -26,7 +27,6 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.steps import StepPlan
 from tandem.kernels.faces import choose_kernels
 from tandem.kv.store import KvStore
-from tandem.models.configuration import read_model_spec
 from tandem.models.load import LoadPlan, load_decoder
 from tandem.models.weights import WeightForm
 
@@ -92,15 +92,15 @@ def time_engine(
 def load_engine(directory: Path, options: ServeOptions) -> tuple[Engine, ServerPlan]:
     """An engine as a server would have it. Its KV cache is cleared: attention to memory that was
     never written may meet numbers that are slow to compute with."""
-    spec = read_model_spec(directory)
-    plan = resolve(options, ModelFacts(spec), machine_facts())
-    spec = replace(spec, context_tokens=plan.worker.context_tokens)
+    facts = replace(model_facts(directory, options), drafts=NO_DRAFT_MEMORY)
+    plan = resolve(options, facts, machine_facts())
+    spec = replace(facts.spec, context_tokens=plan.worker.context_tokens)
     torch.set_num_threads(plan.threads)
     compute = torch.float32 if plan.device.type == "cpu" else getattr(torch, plan.storage)
     kernels, _ = choose_kernels(plan.device, compute, options.native_kernels, options.arithmetic)
     load = LoadPlan(
         directory,
-        WeightForm(plan.storage, compute, plan.device),
+        WeightForm(plan.storage, compute, plan.device, plan.as_stored),
         "dummy" if options.load_format == "dummy" else "safetensors",
         options.seed,
     )

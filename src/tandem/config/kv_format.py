@@ -8,6 +8,8 @@ their blocks. Launchers and gateways read this, so nothing in here may import to
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.live import on_cpu, worker_options
 from tandem.config.environment import BUNDLED_MODEL
@@ -19,6 +21,10 @@ from tandem.facts.model import ModelSpec
 from tandem.kv.layout import KvDtype, KvLayout
 from tandem.models.configuration import read_model_spec
 from tandem.models.footprint import STORAGE_BYTES
+from tandem.models.formats.contract import Quantization
+
+# What `--quantization` makes of any weights.
+QUANTISING = ("int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +82,34 @@ def _kv_dtype(options: ServeOptions, *, is_cpu: bool) -> KvDtype:
     return "bfloat16" if options.dtype == "auto" else options.dtype
 
 
+def keeps_codes(options: ServeOptions, *, is_cpu: bool) -> bool:
+    """Whether weights that a checkpoint holds as codes stay so. A GPU has no kernels for them."""
+    return is_cpu and options.quantization not in (*QUANTISING, "none")
+
+
+def check_method(options: ServeOptions, quantization: Quantization | None) -> None:
+    """Raises `InvalidConfiguration` where the options name another method than the checkpoint
+    has."""
+    wanted, found = options.quantization, "none" if quantization is None else quantization.method
+    if wanted not in (*QUANTISING, "auto", "none", found):
+        raise InvalidConfiguration(
+            f"--quantization {wanted} is not how this checkpoint is quantised, which is {found}; "
+            "leave it out to take the weights as they are stored"
+        )
+
+
+def beside(options: ServeOptions) -> ServeOptions:
+    """The same for a model that helps the served one, whose method it need not have."""
+    named = options.quantization not in (*QUANTISING, "auto", "none")
+    return msgspec.structs.replace(options, quantization="auto") if named else options
+
+
 def storage_of(options: ServeOptions, spec: ModelSpec, *, is_cpu: bool) -> str:
-    """One of `kernels.packed.Storage`. Raises `InvalidConfiguration`."""
+    """One of `kernels.packed.Storage`, that of all weights which do not stay the codes that the
+    checkpoint holds. Raises `InvalidConfiguration`."""
     if spec.weight_dtype not in STORAGE_BYTES:
         raise InvalidConfiguration(f"checkpoints in {spec.weight_dtype} are not supported")
-    if options.quantization != "none":
+    if options.quantization in QUANTISING:
         wanted = options.quantization
         if options.dtype != "auto":
             raise InvalidConfiguration(

@@ -274,7 +274,14 @@ def need_beside_kv(model: ModelFacts, pool: PoolConfig, options: ServeOptions) -
     storage = storage_of(options, model.spec, is_cpu=True)
     context_tokens = options.max_model_len or model.spec.context_tokens
     return processes + MemoryNeed(
-        weight_bytes(model.spec, model.shapes, ranks, storage=storage, compute_bytes=4),
+        weight_bytes(
+            model.spec,
+            model.shapes,
+            ranks,
+            storage=storage,
+            compute_bytes=4,
+            codes=model.kept_codes(options, is_cpu=True),
+        ),
         working_bytes(options, model.spec, context_tokens) * len(ranks),
         other=model.drafts.other_bytes(options, is_cpu=True) * pool.tensor_parallel
         + adapter_bytes(options, model.spec),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandem.config.kv_format import check_method, keeps_codes
 from tandem.config.options import ServeOptions, parse_bytes
 from tandem.config.speculation import NO_DRAFT_MEMORY, DraftMemory, draft_source
 from tandem.facts.errors import InvalidConfiguration
@@ -15,7 +16,15 @@ from tandem.facts.model import ModelSpec
 from tandem.facts.steps import MOST_SCORED_TOKENS
 from tandem.facts.units import GIB, MIB, size_text
 from tandem.models.configuration import read_model_spec
-from tandem.models.footprint import FLOAT32_BYTES, WeightBytes, header_shapes
+from tandem.models.footprint import (
+    FLOAT32_BYTES,
+    NO_CODES,
+    CodeForms,
+    WeightBytes,
+    checkpoint_sizes,
+)
+from tandem.models.formats.choose import read_quantization
+from tandem.models.formats.contract import Quantization
 from tandem.models.parameters import decoder_parts
 from tandem.policy.speculation import MOST_STEP_DRAFTS
 
@@ -33,18 +42,40 @@ GPU_WORKING_BYTES = 2 * GIB
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The model to be served: what config.json says, and the `shapes` of the tensors in its files,
-    by name; empty where weights are made up. What drafts for it is in `drafts`."""
+    by name; empty where weights are made up. What drafts for it is in `drafts`. `quantization` is
+    that of its files, and `codes` the matrices that they hold as codes."""
 
     spec: ModelSpec
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     drafts: DraftMemory = NO_DRAFT_MEMORY
+    codes: CodeForms = field(default_factory=dict)
+    quantization: Quantization | None = None
+
+    def kept_codes(self, options: ServeOptions, *, is_cpu: bool) -> CodeForms:
+        """Those that stay codes."""
+        return self.codes if keeps_codes(options, is_cpu=is_cpu) else NO_CODES
+
+    def weights_text(self, options: ServeOptions, storage: str, *, is_cpu: bool) -> str:
+        """How its weights are held, for people; `storage` is that of all that are no codes."""
+        if self.quantization is None:
+            return storage
+        method = self.quantization.method
+        kept = self.kept_codes(options, is_cpu=is_cpu).values()
+        if not kept:
+            return f"{storage}, decoded from {method}"
+        bits = " and ".join(str(each) for each in sorted({form.bits for form in kept}))
+        return f"{bits} bits, as stored ({method}), and {storage}"
 
 
 def model_facts(directory: Path, options: ServeOptions) -> ModelFacts:
     """Of the checkpoint that lies there. Raises `InvalidConfiguration`."""
-    shapes = {} if options.load_format == "dummy" else header_shapes(directory)
-    source = draft_source(options, directory)
-    return ModelFacts(read_model_spec(directory), shapes, DraftMemory(source))
+    drafts = DraftMemory(draft_source(options, directory))
+    spec, quantization = read_model_spec(directory), read_quantization(directory)
+    check_method(options, quantization)
+    if options.load_format == "dummy":
+        return ModelFacts(spec, drafts=drafts)
+    sizes = checkpoint_sizes(directory, spec)
+    return ModelFacts(spec, sizes.shapes, drafts, sizes.codes, quantization)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
-Quantization = Literal["none", "int8", "int4"]
+# `auto` and the names of methods: as the checkpoint is stored (`models.formats.choose`).
+Quantization = Literal[
+    "auto", "none", "int8", "int4", "gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8"
+]
 Arithmetic = Literal["auto", "float32"]
 Proposers = Literal["none", "ngram", "draft", "medusa", "eagle"]
 ToolCallParser = Literal[
@@ -59,7 +62,11 @@ class ServeOptions(
     ] = ()
     dtype: Annotated[
         Dtype,
-        _doc("Storage of the weights; auto: the checkpoint's own, bfloat16 on a GPU.", "Model"),
+        _doc(
+            "Storage of weights that are not quantised; auto: the checkpoint's own, bfloat16 on a "
+            "GPU.",
+            "Model",
+        ),
     ] = "auto"
     arithmetic: Annotated[
         Arithmetic,
@@ -72,10 +79,13 @@ class ServeOptions(
     quantization: Annotated[
         Quantization,
         _doc(
-            "int8: weights at one byte each; int4: at half of one, in groups of 32. CPU only.",
+            "auto: weights as the checkpoint holds them, quantised or not; so does the name of its "
+            "method (gptq, awq, ...), and refuses others. none: quantised weights are decoded. "
+            "int8: weights at one byte each; int4: at half of one, in groups of 32. Quantised "
+            "weights are held so on a CPU only.",
             "Model",
         ),
-    ] = "none"
+    ] = "auto"
     load_format: Annotated[LoadFormat, _doc("dummy: random weights, for measuring.", "Model")] = (
         "auto"
     )

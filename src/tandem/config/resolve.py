@@ -50,7 +50,8 @@ def machine_facts() -> MachineFacts:
 class ServerPlan:
     """All sizes of a server, fixed before any memory is taken. `block_bytes` are those of a KV
     block, a draft model's included. `cuts` say, a line each, which of them are less than was asked
-    for or than the model could do."""
+    for or than the model could do. With `as_stored` what the checkpoint holds as codes stays so,
+    and `storage` is that of the other weights; `weights` says both for people."""
 
     device: torch.device
     storage: Storage
@@ -60,6 +61,8 @@ class ServerPlan:
     slots: SlotShape
     block_bytes: int
     cuts: tuple[str, ...] = ()
+    weights: str = ""
+    as_stored: bool = False
 
     def of_model(self, content: str, arithmetic: str) -> "ServerPlan":
         """The same, whose KV is that of this model (`CacheRoot`)."""
@@ -126,7 +129,8 @@ def resolve(
     need = _need(options, model, device, storage, ranks)
     need = replace(need, other=need.other + share.other_bytes)
     free_bytes = _free_bytes(options, device, machine)
-    what = f"{spec.parameters / 1e6:,.0f}M parameters in {storage}"
+    weights = model.weights_text(options, storage, is_cpu=device.type == "cpu")
+    what = f"{spec.parameters / 1e6:,.0f}M parameters in {weights}"
     # Before the KV cache is looked at: it is not to blame for a model that does not fit.
     if problem := refused_memory(need, free_bytes, what=what):
         raise InvalidConfiguration(problem)
@@ -167,7 +171,11 @@ def resolve(
     )
     slots = SlotShape(options.max_num_seqs, context_tokens, options.block_size)
     threads = options.threads or machine.cores
-    return ServerPlan(device, storage, threads, layout, worker, slots, block_bytes, sizes.cuts)
+    return ServerPlan(
+        *(device, storage, threads, layout, worker, slots, block_bytes, sizes.cuts),
+        weights=weights,
+        as_stored=bool(model.kept_codes(options, is_cpu=on_cpu)),
+    )
 
 
 def _check_tier(tier_bytes: int, beside_bytes: int, machine: MachineFacts) -> None:
@@ -196,11 +204,16 @@ def _need(
     ranks: Sequence[Place],
 ) -> MemoryNeed:
     """Without the KV cache, and with the shortest context there may be."""
-    compute_bytes = 4 if device.type == "cpu" else int(STORAGE_BYTES[storage])
+    is_cpu = device.type == "cpu"
     weights = weight_bytes(
-        model.spec, model.shapes, ranks, storage=storage, compute_bytes=compute_bytes
+        model.spec,
+        model.shapes,
+        ranks,
+        storage=storage,
+        compute_bytes=4 if is_cpu else int(STORAGE_BYTES[storage]),
+        codes=model.kept_codes(options, is_cpu=is_cpu),
     )
-    drafts = model.drafts.other_bytes(options, is_cpu=device.type == "cpu")
+    drafts = model.drafts.other_bytes(options, is_cpu=is_cpu)
     drafts *= sum(place.is_last for place in ranks)
     adapters = adapter_bytes(options, model.spec) * bool(ranks)
     working = working_bytes(options, model.spec, 0) * len(ranks)

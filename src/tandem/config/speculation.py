@@ -15,14 +15,22 @@ from tandem.config.environment import (
     BUNDLED_MODEL,
     bundled_directory,
 )
-from tandem.config.kv_format import layout_of, storage_of
+from tandem.config.kv_format import keeps_codes, layout_of, storage_of
 from tandem.config.options import Proposers, ServeOptions
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.facts.steps import scratch_blocks
 from tandem.models.configuration import EAGLE_QUERY_NORM, read_eagle_spec, read_model_spec
 from tandem.models.directory import find_model, read_fields
-from tandem.models.footprint import STORAGE_BYTES, header_shapes, weight_bytes
+from tandem.models.footprint import (
+    NO_CODES,
+    STORAGE_BYTES,
+    CheckpointSizes,
+    CodeForms,
+    checkpoint_sizes,
+    header_shapes,
+    weight_bytes,
+)
 from tandem.models.parallel import WHOLE
 from tandem.policy.speculation import Speculation
 
@@ -39,6 +47,7 @@ class DraftSource:
     directory: Path
     spec: ModelSpec | None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    codes: CodeForms = field(default_factory=dict)
 
     @property
     def weight_bytes(self) -> int:
@@ -85,8 +94,9 @@ def draft_source(options: ServeOptions, directory: Path) -> DraftSource | None:
         )
     dummy = options.load_format == "dummy"
     if kind == "draft":
-        shapes = {} if dummy else header_shapes(found)
-        return DraftSource(kind, found, read_model_spec(found), shapes)
+        spec = read_model_spec(found)
+        sizes = CheckpointSizes({}) if dummy else checkpoint_sizes(found, spec)
+        return DraftSource(kind, found, spec, sizes.shapes, sizes.codes)
     model_type = read_fields(found / "config.json").text("model_type", "")
     if model_type != kind:
         raise InvalidConfiguration(
@@ -125,7 +135,12 @@ class DraftMemory:
         storage = storage_of(options, source.spec, is_cpu=is_cpu)
         compute_bytes = 4 if is_cpu else int(STORAGE_BYTES[storage])
         weights = weight_bytes(
-            source.spec, source.shapes, (WHOLE,), storage=storage, compute_bytes=compute_bytes
+            source.spec,
+            source.shapes,
+            (WHOLE,),
+            storage=storage,
+            compute_bytes=compute_bytes,
+            codes=source.codes if keeps_codes(options, is_cpu=is_cpu) else NO_CODES,
         )
         return weights.peak + kv_bytes
 

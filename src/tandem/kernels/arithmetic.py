@@ -8,6 +8,7 @@ it would prove nothing: its line names torch and the processor.
 """
 
 from hashlib import blake2b
+from itertools import product
 from typing import get_args
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from tandem.facts.model import Activation, NormSpec
 from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.coded import Bits, CodedWeight
 from tandem.kernels.faces import Kernels
 from tandem.kernels.lora import LowRankPart, adapter_rows
 from tandem.kernels.packed import Storage
@@ -32,16 +34,22 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8", "int4")
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 19, 4, 2, 24, 8
 FEATURES, OUTPUTS, RANK = 88, 70, 20
+CODE_BITS: tuple[Bits, ...] = get_args(Bits)
+GROUP = 32
 
 
-def arithmetic_of(kernels: Kernels, device: torch.device, compute: torch.dtype) -> str:
+def arithmetic_of(
+    kernels: Kernels, device: torch.device, compute: torch.dtype, *, codes: bool = False
+) -> str:
     """What the numbers of a model depend on beside its content: the line for these kernels on this
-    device, with activations in `compute`."""
+    device, with activations in `compute`. With `codes`, of a model whose checkpoint gives weights
+    as codes."""
     precision = str(compute).removeprefix("torch.")
     # The rotary table, and whatever has no kernel, is torch's in every face.
     words = [f"{kernels.name}/{ARITHMETIC_VERSION}", precision, f"torch {torch.__version__}"]
     if kernels.name == "native":
         words.append(fingerprint(kernels))
+        words += [f"codes {_digest(_coded(kernels))}"] if codes else []
     elif device.type == "cpu":
         words.append(f"cpu {torch.backends.cpu.get_cpu_capability()}")
     else:
@@ -52,10 +60,28 @@ def arithmetic_of(kernels: Kernels, device: torch.device, compute: torch.dtype) 
 def fingerprint(kernels: Kernels) -> str:
     """A digest of what each operation gives for numbers that are always the same; float32, on the
     CPU."""
+    return _digest(_results(kernels))
+
+
+def _digest(results: list[Tensor]) -> str:
     digest = blake2b(digest_size=12)
-    for result in _results(kernels):
+    for result in results:
         digest.update(result.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _coded(kernels: Kernels) -> list[Tensor]:
+    """Products with codes of both widths, in groups and in whole rows, with and without offsets."""
+    x_TC, results = _numbers(TOKENS, FEATURES), []
+    for bits, size, has_offset in product(CODE_BITS, (GROUP, FEATURES), (False, True)):
+        counted = (_numbers(OUTPUTS, FEATURES) + 1.0) * 2 ** (bits - 1)
+        scale_NG = _numbers(OUTPUTS, -(-FEATURES // size)) + 1.5
+        offset_NG = _numbers(*scale_NG.shape) if has_offset else None
+        coded = CodedWeight(
+            counted.to(torch.uint8), scale_NG, offset_NG, 1 << (bits - 1), bits, size
+        )
+        results.append(kernels.linear(x_TC, kernels.pack_coded(coded, None)))
+    return results
 
 
 def _results(kernels: Kernels) -> list[Tensor]:

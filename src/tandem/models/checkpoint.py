@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.kernels.coded import CodedWeight
 from tandem.models.directory import read_fields
 from tandem.models.parameters import SLAB_ROWS, TensorPart
 
@@ -33,7 +34,14 @@ class WeightSource(Protocol):
 
     def read(self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
         """Some rows of a tensor, or all, and of a matrix some columns of these; on the CPU in the
-        precision of the source; read-only. Slices have no step."""
+        precision of the source, or decoded to float32; read-only. Slices have no step."""
+        ...
+
+    def read_coded(
+        self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY
+    ) -> CodedWeight | None:
+        """The same slice of a matrix as codes, where the source holds it so: whole numbers of four
+        or eight bits with scales for groups along its inputs, which the kernels can pack."""
         ...
 
 
@@ -55,6 +63,11 @@ class DummyWeights:
         slabs = range(start // SLAB_ROWS, -(-stop // SLAB_ROWS))
         drawn = torch.cat([self._slab(part, slab)[:, columns] for slab in slabs])
         return drawn[start - slabs.start * SLAB_ROWS :][: stop - start]
+
+    def read_coded(
+        self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY
+    ) -> CodedWeight | None:
+        return None
 
     def _slab(self, part: TensorPart, slab: int) -> Tensor:
         """Rows are drawn in slabs, each with its own seed, so that any of them can be had alone."""
@@ -118,9 +131,24 @@ class SafetensorsWeights:
         if tensor.dtype not in FLOATS:
             raise InvalidConfiguration(
                 f"{self._file_of[part.name]}: {part.name} is stored as {tensor.dtype}; expected "
-                "float32, bfloat16 or float16 (quantised checkpoints are not supported)"
+                "float32, bfloat16 or float16, or a quantization_config that says what it means"
             )
         return tensor
+
+    def read_coded(
+        self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY
+    ) -> CodedWeight | None:
+        return None
+
+    def stored(self, name: str, *spans: slice) -> Tensor:
+        """A slice of any tensor, as it is stored."""
+        tensor: Tensor = self._slice(name)[spans or (...,)]
+        return tensor
+
+    def header(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The type of a tensor, as the format spells it ("BF16"), and its shape."""
+        found = self._slice(name)
+        return found.get_dtype(), tuple(found.get_shape())
 
     def _slice(self, name: str) -> Any:
         path = self._file_of[name]

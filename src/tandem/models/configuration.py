@@ -23,6 +23,7 @@ from tandem.facts.model import (
 )
 from tandem.models.directory import Fields, read_fields
 from tandem.models.families import ARCHITECTURE_OF_TYPE, FAMILIES, Traits, read_unknown
+from tandem.models.formats.choose import refuse_quantized
 
 CONFIG_NAME = "config.json"
 CLASSIFIER = "ForSequenceClassification"
@@ -36,8 +37,6 @@ UNKNOWN_CONTEXT_TOKENS = 4096
 UNGATED_TYPES = ("bloom", "opt")
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 UNSUPPORTED_FIELDS = {
-    "quantization_config": "quantised checkpoints; take the original weights and choose a storage",
-    "compression_config": "compressed checkpoints; take the original weights",
     "num_local_experts": "mixtures of experts",
     "num_experts": "mixtures of experts",
     "n_routed_experts": "mixtures of experts",
@@ -55,6 +54,8 @@ def parse_model_spec(config: Fields) -> ModelSpec:
     """As `read_model_spec`, of a file that was read."""
     architecture = _read_architecture(config)
     if architecture not in FAMILIES:
+        # What keeps it from running tells more than its name.
+        _refuse_unsupported(config)
         raise InvalidConfiguration(
             f"{config.label}: architecture {architecture or 'missing'!r} is not supported; "
             f"expected one of {', '.join(sorted(FAMILIES))}"
@@ -79,6 +80,7 @@ def read_headless_spec(directory: Path) -> ModelSpec:
     """As `read_model_spec`, of a decoder that nobody asks for tokens: its embedding counts as its
     head."""
     config = read_fields(directory / CONFIG_NAME)
+    refuse_quantized(directory, "an encoder")
     architecture = _with_head(_read_architecture(config))
     config = Fields(config.label, {**config.values, "architectures": [architecture]})
     return replace(parse_model_spec(config), tied_embeddings=True)

@@ -22,6 +22,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.kernels.packed import Storage
 from tandem.models.checkpoint import weight_files
+from tandem.models.formats.contract import Quantization
 
 # Large files are digested in pieces, side by side; the digest is that of the pieces' digests.
 # SHA-256 is what today's processors have instructions for: there it is twice as fast as BLAKE2b.
@@ -86,11 +87,22 @@ def checkpoint_weights(directory: Path, cache: Path, threads: int) -> Weights:
     return Weights(digest.hexdigest(), tuple(state for state, _ in known))
 
 
-def content_of(spec: ModelSpec, storage: Storage, weights: Weights) -> str:
+def content_of(
+    spec: ModelSpec,
+    storage: Storage,
+    weights: Weights,
+    quantization: Quantization | None = None,
+    *,
+    as_stored: bool = False,
+) -> str:
     """The model as one digest: `spec` as it stands in its configuration, not as it was cut for a
-    server, and its weights, held as `storage`."""
+    server, and its weights, held as `storage`; of quantised ones, what the bytes in the files mean,
+    and whether they stay codes."""
     digest = blake2b(digest_size=16)
-    for part in (repr(spec), storage, weights.digest):
+    parts = [repr(spec), storage, weights.digest]
+    if quantization is not None:
+        parts += [repr(quantization), "codes" if as_stored else "values"]
+    for part in parts:
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()

@@ -7,22 +7,28 @@ Follows `weights.assemble_weights` matrix by matrix. Knows sizes only, so it nee
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
+from tandem.models.formats.choose import read_quantization
+from tandem.models.formats.contract import WORD_BITS, CodeForm, TensorHeader, groups
 from tandem.models.parallel import Place, cut, layers_of
 from tandem.models.parameters import (
     SLAB_ROWS,
     DecoderParts,
     LayerParts,
     TensorPart,
+    all_parts,
     decoder_parts,
 )
 
 Shapes = Mapping[str, tuple[int, ...]]
+# By the name of a matrix, for those that the files hold as codes.
+CodeForms = Mapping[str, CodeForm]
+NO_CODES: CodeForms = {}
 
 # Of one weight; four bits share a float16 scale with 31 others.
 STORAGE_BYTES = {
@@ -37,6 +43,7 @@ QUANTISED = ("int8", "int4")
 # The native kernels fill rows up to whole panels.
 PANEL_ROWS = 64
 FLOAT32_BYTES = 4
+HALF_BYTES = 2
 # A slab as it is read, converted to fp32, and what quantising or drawing makes of it on the way.
 SLAB_COPIES = 3
 # The format's own limit of a header.
@@ -57,22 +64,32 @@ class WeightBytes:
 
 
 def weight_bytes(
-    spec: ModelSpec, shapes: Shapes, ranks: Iterable[Place], *, storage: str, compute_bytes: int
+    spec: ModelSpec,
+    shapes: Shapes,
+    ranks: Iterable[Place],
+    *,
+    storage: str,
+    compute_bytes: int,
+    codes: CodeForms = NO_CODES,
 ) -> WeightBytes:
     """Of these ranks of a worker. `shapes` are those of the checkpoint's headers, empty for weights
-    that are made up; `storage` is that of the matrices, `compute_bytes` the width of the others."""
+    that are made up; `codes` says which matrices stay codes, `storage` is that of the others,
+    `compute_bytes` the width of all that is no matrix."""
     parts = decoder_parts(spec)
     together = WeightBytes()
     for place in ranks:
-        together += _Loading(shapes, storage, compute_bytes, place).load(parts)
+        together += _Loading(shapes, codes, storage, compute_bytes, place).load(parts)
     return together
 
 
 class _Loading:
     """Adds up one rank's weights in the order in which they are loaded."""
 
-    def __init__(self, shapes: Shapes, storage: str, compute_bytes: int, place: Place) -> None:
+    def __init__(
+        self, shapes: Shapes, codes: CodeForms, storage: str, compute_bytes: int, place: Place
+    ) -> None:
         self._shapes, self._storage, self._place = shapes, storage, place
+        self._codes = codes
         self._compute_bytes = compute_bytes
         self._held = self._peak = 0
 
@@ -109,12 +126,32 @@ class _Loading:
     def _linear(self, weights: Sequence[TensorPart], biases: Sequence[TensorPart]) -> None:
         shapes = [self._cut(part) for part in weights]
         rows, columns = sum(shape[0] for shape in shapes), shapes[0][-1]
+        bias_bytes = sum(self._cut(part)[0] for part in biases) * self._compute_bytes
+        if (form := self._code_form(weights)) is not None:
+            held, unpacked = _coded_bytes(form, rows, columns)
+            self._hold(held + bias_bytes, unpacked, columns)
+            return
         quantised = self._storage in QUANTISED
         unpacked_bytes = FLOAT32_BYTES if quantised else STORAGE_BYTES[self._storage]
         packed = -(-rows // PANEL_ROWS) * PANEL_ROWS * columns * STORAGE_BYTES[self._storage]
         packed += rows * FLOAT32_BYTES if quantised else 0
-        packed += sum(self._cut(part)[0] for part in biases) * self._compute_bytes
-        self._hold(int(packed), int(rows * columns * unpacked_bytes), columns)
+        self._hold(int(packed) + bias_bytes, int(rows * columns * unpacked_bytes), columns)
+
+    def _code_form(self, weights: Sequence[TensorPart]) -> CodeForm | None:
+        """As which codes `Assembly.linear` packs these together."""
+        forms = []
+        for part in weights:
+            form, piece = self._codes.get(part.name), cut(self._whole(part), self._place)
+            if form is None or piece.is_filled_up:
+                return None
+            columns = piece.columns
+            forms.append(form.cut(columns.start, columns.stop, self._whole(part).shape[1]))
+        first = forms[0]
+        if first is None or any(
+            each is None or (each.bits, each.size) != (first.bits, first.size) for each in forms
+        ):
+            return None
+        return replace(first, offsets=any(each is not None and each.offsets for each in forms))
 
     def _hold(self, held: int, beside: int, columns: int) -> None:
         """So much stays; `beside` is there only while it is made."""
@@ -123,21 +160,65 @@ class _Loading:
         self._peak = max(self._peak, self._held + beside + slab)
 
     def _cut(self, part: TensorPart) -> tuple[int, ...]:
+        return cut(self._whole(part), self._place).shape
+
+    def _whole(self, part: TensorPart) -> TensorPart:
         found = self._shapes.get(part.name, part.shape)
         # One that has other axes is refused, with its name, when the checkpoint is read.
-        whole = replace(part, shape=found) if len(found) == len(part.shape) else part
-        return cut(whole, self._place).shape
+        return replace(part, shape=found) if len(found) == len(part.shape) else part
+
+
+def _coded_bytes(form: CodeForm, rows: int, columns: int) -> tuple[int, int]:
+    """Of codes as they are packed, and before that."""
+    step = WORD_BITS // form.bits
+    filled = -(-rows // PANEL_ROWS) * PANEL_ROWS
+    numbers = groups(columns, form.size) * (1 + form.offsets)
+    # One scale a row, and no offset, needs no part of it in 16 bits.
+    shared = numbers if form.size < columns or form.offsets else 0
+    packed = filled * (-(-columns // step) * step * form.bits // 8 + shared * HALF_BYTES)
+    return packed + rows * FLOAT32_BYTES, rows * (columns + numbers * FLOAT32_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSizes:
+    """The `shapes` of the tensors of a checkpoint, of quantised matrices those that they have when
+    they are decoded; and which of them it holds as `codes`."""
+
+    shapes: Shapes
+    codes: CodeForms = field(default_factory=dict)
+
+
+def checkpoint_sizes(directory: Path, spec: ModelSpec) -> CheckpointSizes:
+    """Of a model's directory. Reads headers only. Raises `InvalidConfiguration` for files that are
+    no safetensors files, or do not fit their quantization_config."""
+    headers = read_headers(directory)
+    shapes = {name: header.shape for name, header in headers.items()}
+    quantization = read_quantization(directory)
+    codes: dict[str, CodeForm] = {}
+    for part in all_parts(decoder_parts(spec)) if quantization is not None else ():
+        assert quantization is not None
+        matrix = quantization.format.matrix(part, headers)
+        if matrix is not None:
+            shapes[part.name] = matrix.shape
+            if matrix.code_form is not None:
+                codes[part.name] = matrix.code_form
+    return CheckpointSizes(shapes, codes)
 
 
 def header_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in a checkpoint's folder, by name. Reads headers only. Raises
     `InvalidConfiguration` for a file that is no safetensors file."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    return {name: header.shape for name, header in read_headers(directory).items()}
+
+
+def read_headers(directory: Path) -> dict[str, TensorHeader]:
+    """The same with their types."""
+    headers: dict[str, TensorHeader] = {}
     for path in sorted(directory.glob("*.safetensors")):
         for name, entry in _header(path).items():
             if name != "__metadata__":
-                shapes[name] = tuple(entry["shape"])
-    return shapes
+                headers[name] = TensorHeader(str(entry.get("dtype", "")), tuple(entry["shape"]))
+    return headers
 
 
 def _header(path: Path) -> dict[str, dict[str, Any]]:

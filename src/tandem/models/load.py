@@ -17,6 +17,8 @@ from tandem.models.adapters import read_adapter
 from tandem.models.checkpoint import DummyWeights, SafetensorsWeights
 from tandem.models.content import Weights
 from tandem.models.decoder import Decoder
+from tandem.models.formats.choose import read_quantization
+from tandem.models.formats.weights import QuantizedWeights
 from tandem.models.parallel import WHOLE, Place, local_spec
 from tandem.models.parameters import all_parts, decoder_parts
 from tandem.models.weights import DecoderWeights, WeightForm, assemble_weights
@@ -81,11 +83,13 @@ def load_adapter(
 def _read(spec: ModelSpec, plan: LoadPlan, kernels: Kernels, place: Place) -> DecoderWeights:
     if plan.load_format == "dummy":
         dummy = DummyWeights(plan.seed)
-        return assemble_weights(spec, dummy, plan.form, kernels.pack, place=place)
+        return assemble_weights(spec, dummy, plan.form, kernels, place=place)
     ignored = EMBEDDING_AS_HEAD if spec.tied_embeddings else frozenset()
     with SafetensorsWeights(plan.directory) as checkpoint:
-        checkpoint.check(all_parts(decoder_parts(spec)), ignored)
-        weights = assemble_weights(spec, checkpoint, plan.form, kernels.pack, place=place)
+        found = read_quantization(plan.directory)
+        source = checkpoint if found is None else QuantizedWeights(checkpoint, found.format)
+        source.check(all_parts(decoder_parts(spec)), ignored)
+        weights = assemble_weights(spec, source, plan.form, kernels, place=place)
     if plan.weights is not None:
         plan.weights.check_unchanged()
     return weights

@@ -14,6 +14,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.models.adapters import AdapterFiles, read_adapter, tensor_name
 from tandem.models.checkpoint import FLOATS, SafetensorsWeights, weight_files
 from tandem.models.configuration import read_model_spec
+from tandem.models.formats.choose import refuse_quantized
 from tandem.models.parameters import all_parts, decoder_parts
 
 # What else of a model's folder its copy needs: configuration, tokenizer, templates.
@@ -27,6 +28,7 @@ def merge_adapter(model: Path, adapter: Path, out: Path) -> int:
     when the two do not fit, or `out` is there already."""
     if out.exists():
         raise InvalidConfiguration(f"{out} exists already; name a folder that does not")
+    refuse_quantized(model, "tandem merge")
     spec = read_model_spec(model)
     with SafetensorsWeights(model) as checkpoint:
         ignored = TIED_HEAD if spec.tied_embeddings else frozenset()

@@ -4,13 +4,15 @@ Axes: V vocabulary, C hidden, D head dim, N output features.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tandem.facts.model import ModelSpec
-from tandem.kernels.packed import FLOAT_STORAGE, Pack, PackedLinear, Storage
+from tandem.kernels.coded import CodedWeight
+from tandem.kernels.faces import Kernels
+from tandem.kernels.packed import FLOAT_STORAGE, PackedLinear, Storage
 from tandem.models.checkpoint import WeightSource
 from tandem.models.parallel import WHOLE, Place, cut, layers_of
 from tandem.models.parameters import (
@@ -25,11 +27,13 @@ from tandem.models.parameters import (
 @dataclass(frozen=True, slots=True)
 class WeightForm:
     """`storage` is the precision of the matrices, `compute` that of everything else: norms, biases,
-    activations and the residual stream."""
+    activations and the residual stream. With `as_stored`, matrices that the source holds as codes
+    stay those codes, and `storage` is that of the others."""
 
     storage: Storage
     compute: torch.dtype
     device: torch.device
+    as_stored: bool = False
 
     @property
     def embedding_dtype(self) -> torch.dtype:
@@ -82,18 +86,23 @@ class DecoderWeights:
 
 
 def assemble_weights(
-    spec: ModelSpec, source: WeightSource, form: WeightForm, pack: Pack, *, place: Place = WHOLE
+    spec: ModelSpec,
+    source: WeightSource,
+    form: WeightForm,
+    kernels: Kernels,
+    *,
+    place: Place = WHOLE,
 ) -> DecoderWeights:
     """Reads, fuses and packs one matrix after the other, so that beside the result at most one
     unpacked matrix is in memory. `spec` is that of the whole model; only what belongs to `place`
     is read of it."""
     parts = decoder_parts(spec)
-    assembly = Assembly(source, form, pack, place)
+    assembly = Assembly(source, form, kernels, place)
     head = None
     # The largest matrices come first, while little else is in memory beside their unpacked form.
     if place.is_last:
         head = assembly.linear(LinearParts((parts.head or parts.embedding,)))
-    # An int8 head is too coarse to look rows up in: each feeds the whole network.
+    # A head that is quantised here is too coarse to look rows up in: each feeds the whole network.
     shared = head is not None and parts.head is None and form.storage in FLOAT_STORAGE
     embedding_VC = None
     if place.is_first and not shared:
@@ -127,17 +136,19 @@ class Assembly:
 
     source: WeightSource
     form: WeightForm
-    pack: Pack
+    kernels: Kernels
     place: Place = WHOLE
 
     def linear(self, parts: LinearParts) -> PackedLinear:
-        unpacked_NC = self.stack(parts.weights, FLOAT_STORAGE.get(self.form.storage, torch.float32))
         biases = parts.biases
         if self.place.tensor_rank and any(bias.split_axis is None for bias in biases):
             # What the ranks' outputs are summed to gets its bias once.
             biases = ()
         bias_N = self.stack(biases, self.form.compute) if biases else None
-        return self.pack(unpacked_NC, bias_N, self.form.storage)
+        if self.form.as_stored and (coded := self.stack_coded(parts.weights)) is not None:
+            return self.kernels.pack_coded(coded, bias_N)
+        unpacked_NC = self.stack(parts.weights, FLOAT_STORAGE.get(self.form.storage, torch.float32))
+        return self.kernels.pack(unpacked_NC, bias_N, self.form.storage)
 
     def vector(self, part: TensorPart) -> Tensor:
         return self.stack((part,), self.form.compute)
@@ -160,3 +171,49 @@ class Assembly:
                 target.copy_(slab)
             start += piece.shape[0]
         return stacked
+
+    def stack_coded(self, parts: Sequence[TensorPart]) -> CodedWeight | None:
+        """The same of matrices as codes; None where the source does not hold all of them so, and
+        alike, or the rank's slice is filled up."""
+        cuts = [cut(part, self.place) for part in parts]
+        if any(piece.is_filled_up for piece in cuts):
+            return None
+        rows = sum(piece.shape[0] for piece in cuts)
+        stacked: CodedWeight | None = None
+        start = 0
+        for piece in cuts:
+            for first in range(piece.rows.start, piece.rows.stop, SLAB_ROWS):
+                some_rows = slice(first, min(first + SLAB_ROWS, piece.rows.stop))
+                slab = self.source.read_coded(piece.part, some_rows, piece.columns)
+                if slab is None:
+                    return None
+                stacked = stacked or _room_for(rows, slab)
+                if not _alike(stacked, slab):
+                    return None
+                stacked = _placed(stacked, slab, start)
+                start += slab.codes.shape[0]
+        return stacked
+
+
+def _alike(one: CodedWeight, other: CodedWeight) -> bool:
+    return (one.bits, one.size, one.zero) == (other.bits, other.size, other.zero)
+
+
+def _room_for(rows: int, slab: CodedWeight) -> CodedWeight:
+    """As many rows of what is like the slab, without offsets."""
+    codes_NC = torch.empty((rows, slab.codes.shape[1]), dtype=torch.uint8)
+    scale_NG = torch.empty((rows, slab.scale.shape[1]))
+    return replace(slab, codes=codes_NC, scale=scale_NG, offset=None)
+
+
+def _placed(stacked: CodedWeight, slab: CodedWeight, start: int) -> CodedWeight:
+    """With the slab from that row on."""
+    count = slab.codes.shape[0]
+    stacked.codes[start : start + count] = slab.codes
+    stacked.scale[start : start + count] = slab.scale
+    if slab.offset is not None:
+        if stacked.offset is None:
+            stacked = replace(stacked, offset=torch.zeros_like(stacked.scale))
+        assert stacked.offset is not None
+        stacked.offset[start : start + count] = slab.offset
+    return stacked

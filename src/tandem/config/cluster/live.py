@@ -77,7 +77,7 @@ def worker_options(cluster: Cluster, pool: PoolConfig) -> ServeOptions:
     dtype = "auto" if quantised else pool.dtype
     values: dict[str, object] = {
         "dtype": dtype,
-        "quantization": pool.dtype if quantised else "none",
+        "quantization": pool.dtype if quantised else "auto",
         "kv-cache-dtype": pool.kv_dtype,
         "max-num-seqs": pool.max_num_seqs,
         "max-num-batched-tokens": pool.max_num_batched_tokens,

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tandem.config.checkpoints import find_checkpoint
+from tandem.config.kv_format import beside
 from tandem.config.memory import model_facts
 from tandem.config.options import ServeOptions
 from tandem.config.resolve import machine_facts, memory_shares
@@ -49,7 +50,7 @@ def plan_cascade(model: str | None, options: ServeOptions) -> tuple[ServedModel,
     """The large model, whose name is served, and the small one. They divide the memory
     (`memory_shares`). Raises `InvalidConfiguration`."""
     large_facts = model_facts(find_checkpoint(model, options.revision), options)
-    small_options = msgspec.structs.replace(options, revision="main", speculation="none")
+    small_options = msgspec.structs.replace(beside(options), revision="main", speculation="none")
     small = options.cascade_model
     with _of_small_model():
         small_facts = model_facts(find_checkpoint(small, "main"), small_options)

@@ -69,8 +69,8 @@ def plan_model(
         plan.device, _compute(plan), options.native_kernels, options.arithmetic
     )
     plan = plan.of_model(
-        content_of(spec, plan.storage, weights),
-        arithmetic_of(kernels, plan.device, _compute(plan)),
+        content_of(spec, plan.storage, weights, facts.quantization, as_stored=plan.as_stored),
+        arithmetic_of(kernels, plan.device, _compute(plan), codes=plan.as_stored),
     )
     spec = replace(spec, context_tokens=plan.worker.context_tokens)
     return PlannedModel(
@@ -93,7 +93,9 @@ def load_model(
     torch.set_num_threads(threads)
     load = LoadPlan(
         planned.directory,
-        WeightForm(planned.plan.storage, planned.compute, planned.plan.device),
+        WeightForm(
+            planned.plan.storage, planned.compute, planned.plan.device, planned.plan.as_stored
+        ),
         "dummy" if options.load_format == "dummy" else "safetensors",
         options.seed,
         planned.weights,

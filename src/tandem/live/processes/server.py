@@ -174,10 +174,10 @@ def _notes(model: ServedModel) -> tuple[str, ...]:
     """A few words on what was chosen for it."""
     planned, plan = model.planned, model.planned.plan
     return (
-        f"{planned.spec.parameters / 1e6:.1f}M parameters in {plan.storage} on {plan.device.type}, "
+        f"{planned.spec.parameters / 1e6:.1f}M parameters in {plan.weights} on {plan.device.type}, "
         f"{plan.threads} threads"
         if plan.device.type == "cpu"
-        else f"{plan.storage} on GPU",
+        else f"{plan.weights} on GPU",
         f"kernels: {planned.reason}",
         f"KV cache: {plan.kv_bytes / (1 << 20):.0f} MiB, {plan.worker.block_count} blocks of "
         f"{plan.worker.block_size} tokens in {plan.layout.dtype}; context "

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tandem.config.kv_format import layout_of
+from tandem.config.kv_format import beside, layout_of
 from tandem.config.options import ServeOptions
 from tandem.config.speculation import DraftSource
 from tandem.engine.proposers.contract import Proposer
@@ -65,7 +65,7 @@ def _draft_model(
             "of the same family"
         )
     own = msgspec.structs.replace(
-        options,
+        beside(options),
         speculation="none",
         speculation_model="",
         enable_lora=False,

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tandem.facts.encoder import EncoderSpec, PoolingSpec
+from tandem.kernels.coded import CodedWeight
 from tandem.kernels.faces import Kernels
 from tandem.models.checkpoint import EVERY, SafetensorsWeights
 from tandem.models.configuration import CONFIG_NAME, is_classifier, read_headless_spec
@@ -61,7 +62,7 @@ def load_encoder(
         unread = checkpoint.names - {part.name for part in every_part}
         ignored = {name for name in unread if _is_spare(name, spelling, has_words=has_words)}
         checkpoint.check(every_part, frozenset(ignored))
-        weights = assemble_encoder(parts, Assembly(checkpoint, form, kernels.pack))
+        weights = assemble_encoder(parts, Assembly(checkpoint, form, kernels))
     return Encoder(spec, weights, kernels, pooling)
 
 
@@ -82,8 +83,8 @@ def load_decoder_encoder(
         prefix = BACKBONE if checkpoint.has(parts[0].name) else ""
         source = _Renamed(checkpoint, prefix)
         checkpoint.check([*map(source.part_there, parts), *heads], EMBEDDING_AS_HEAD)
-        weights = assemble_weights(spec, source, form, kernels.pack)
-        assembly = Assembly(checkpoint, form, kernels.pack)
+        weights = assemble_weights(spec, source, form, kernels)
+        assembly = Assembly(checkpoint, form, kernels)
         classifier = assembly.linear(LinearParts(tuple(heads))) if heads else None
     return DecoderEncoder(Decoder(spec, weights, kernels), pooling, labels, classifier)
 
@@ -100,6 +101,11 @@ class _Renamed:
 
     def read(self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
         return self.checkpoint.read(self.part_there(part), rows, columns)
+
+    def read_coded(
+        self, part: TensorPart, rows: slice = EVERY, columns: slice = EVERY
+    ) -> CodedWeight | None:
+        return self.checkpoint.read_coded(self.part_there(part), rows, columns)
 
 
 def _spelling(spec: EncoderSpec, checkpoint: SafetensorsWeights) -> Spelling:
