@@ -122,12 +122,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=12)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--resume", type=Path, help="weights of a draft to go on from")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(options.threads)
     encoder = Encoder(Tokenizer.from_file(str(options.tokenizer)))
     teacher = load_stored(options.teacher)
     distiller = Distiller(teacher, encoder, options.minutes * 60, options.seed)
+    if options.resume:
+        distiller.draft.load_state_dict(torch.load(options.resume, weights_only=True))
     run(distiller, options.out, options.threads)
 
 

@@ -91,7 +91,9 @@ def test_shapes_and_datasheets_may_be_files(tmp_path):
     assert load_model_shape(str(tmp_path / "config.json")).parameters > 0
     (tmp_path / "model.safetensors").touch()
     assert load_model_shape(str(tmp_path / "model.safetensors")).label == tmp_path.name
-    with pytest.raises(InvalidConfiguration, match="GGUF"):
+    with pytest.raises(
+        InvalidConfiguration, match=r"there is no .*model\.gguf'; expected .* or a GGUF"
+    ):
         load_model_shape(str(tmp_path / "model.gguf"))
     assert load_device(str(sheet)).name == "mine"
     worker_cost(WorkerHardware(str(tmp_path), str(sheet)))

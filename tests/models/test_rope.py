@@ -5,7 +5,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from tandem.kernels.rotary import rotary_table
+from tandem.facts.errors import InvalidConfiguration
+from tandem.facts.model import RopeSpec
+from tandem.kernels.rotary import rotary_frequencies, rotary_table
 from tandem.models.configuration import read_rope
 from tandem.models.directory import Fields
 
@@ -72,3 +74,20 @@ def test_partial_rotation_has_fewer_pairs():
     table = rotary_table(read_rope(fields, 16), 64, 16, torch.device("cpu"))
     assert table.cos.shape == table.sin.shape == (16, 8)
     assert table.cos.dtype is torch.float32
+
+
+def test_factors_stand_for_the_scaling_that_they_were_made_of():
+    plain = rotary_frequencies(RopeSpec(theta=500000.0), 64)[0]
+    scaled = rotary_frequencies(read_rope(Fields("", {"rope_scaling": ROPES["llama31"]}), 8), 64)[0]
+    factors = (plain / scaled).tolist()
+    rope = {"rope_type": "factors", "factors": factors, "rope_theta": 500000.0}
+    spec = read_rope(Fields("config.json", {"rope_scaling": rope}), 8)
+    assert max(factors) == 8.0 and min(factors) == 1.0
+    torch.testing.assert_close(rotary_frequencies(spec, 64)[0], scaled, atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factors", [7, ["1"], [1.0, 0.0], [float("inf")], [True]])
+def test_factors_are_positive_numbers(factors):
+    fields = Fields("config.json", {"rope_scaling": {"rope_type": "factors", "factors": factors}})
+    with pytest.raises(InvalidConfiguration, match="expected a list of positive numbers"):
+        read_rope(fields, 8)

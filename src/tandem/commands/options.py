@@ -38,8 +38,8 @@ GivenOptions = Annotated[Mapping[str, object], ServeOptions]
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        help="Directory of a checkpoint, a name on the Hugging Face hub, or that of a bundled "
-        "model (tandem-mini, tandem-mini-draft). Without one, tandem-mini.",
+        help="Directory of a checkpoint, a GGUF file, a name on the Hugging Face hub, or that of "
+        "a bundled model (tandem-mini, tandem-mini-draft). Without one, tandem-mini.",
         show_default=False,
     ),
 ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tandem
 from tandem.facts.errors import InvalidConfiguration
+from tandem.gguf.names import is_gguf
 
 # What comes with Tandem: models, example clusters, datasheets of devices.
 BUNDLED = Path(tandem.__file__).parent / "bundled"
@@ -190,5 +191,6 @@ def bundled_directory(name: str) -> Path | None:
 def tokens_directory(directory: Path, load_format: str) -> Path:
     """Where the tokenizer of a model lies. A dummy model may be a config.json alone; then it has
     the bundled model's tokens."""
-    has_tokens = load_format != "dummy" or (directory / "tokenizer.json").exists()
+    has_tokens = load_format != "dummy" or is_gguf(directory)
+    has_tokens = has_tokens or (directory / "tokenizer.json").exists()
     return directory if has_tokens else BUNDLED_MODEL

@@ -23,7 +23,7 @@ CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 # `auto` and the names of methods: as the checkpoint is stored (`models.formats.choose`).
 Quantization = Literal[
-    "auto", "none", "int8", "int4", "gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8"
+    "auto", "none", "int8", "int4", "gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "gguf"
 ]
 Arithmetic = Literal["auto", "float32"]
 Proposers = Literal["none", "ngram", "draft", "medusa", "eagle"]

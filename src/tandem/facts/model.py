@@ -41,7 +41,14 @@ class YarnScaling:
     truncate: bool = True
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class FactorScaling:
+    """The frequency of each rotated pair is divided by its own factor."""
+
+    factors: tuple[float, ...]
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling
 
 
 @dataclass(frozen=True, slots=True)

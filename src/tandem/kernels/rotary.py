@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem.facts.model import (
+    FactorScaling,
     LinearScaling,
     Llama3Scaling,
     RopeSpec,
@@ -196,6 +197,8 @@ def rotary_frequencies(rope: RopeSpec, head_dim: int) -> tuple[Tensor, float]:
             return 1.0 / wavelengths_R, 1.0
         case LinearScaling(factor=factor):
             return 1.0 / wavelengths_R / factor, 1.0
+        case FactorScaling(factors=factors):
+            return 1.0 / wavelengths_R / torch.tensor(factors, dtype=torch.float32), 1.0
         case Llama3Scaling() as llama3:
             return _llama3(1.0 / wavelengths_R, llama3), 1.0
         case YarnScaling() as yarn:

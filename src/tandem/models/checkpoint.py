@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.gguf.names import first_shard, is_gguf, shard_paths
 from tandem.kernels.coded import CodedWeight
 from tandem.models.directory import read_fields
 from tandem.models.parameters import SLAB_ROWS, TensorPart
@@ -177,6 +178,8 @@ class SafetensorsWeights:
 def weight_files(directory: Path) -> tuple[Path, ...]:
     """All files that weights are read from, and what says which tensor lies where; in order. Raises
     `InvalidConfiguration` where there are none."""
+    if is_gguf(directory):
+        return shard_paths(first_shard(directory))
     files = set(_find_files(directory).values())
     if (directory / INDEX_NAME).is_file():
         files.add(directory / INDEX_NAME)
@@ -195,6 +198,11 @@ def open_safetensors(path: Path) -> Any:
 
 def _find_files(directory: Path) -> dict[str, Path]:
     """Which file holds each tensor."""
+    if is_gguf(directory):
+        raise InvalidConfiguration(
+            f"{directory} is a GGUF file, which is served as a model only; give the folder of the "
+            "same weights in safetensors"
+        )
     if (directory / INDEX_NAME).is_file():
         return _read_index(directory)
     files = sorted(directory.glob("*.safetensors"))

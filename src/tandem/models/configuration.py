@@ -13,6 +13,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import (
     AttentionSpec,
     ExpertsSpec,
+    FactorScaling,
     LatentSpec,
     LinearScaling,
     Llama3Scaling,
@@ -21,9 +22,11 @@ from tandem.facts.model import (
     RopeSpec,
     YarnScaling,
 )
+from tandem.gguf.names import is_gguf
 from tandem.models.directory import Fields, read_fields
 from tandem.models.families import ARCHITECTURE_OF_TYPE, FAMILIES, Traits, read_unknown
 from tandem.models.formats.choose import refuse_quantized
+from tandem.models.gguf.configuration import read_gguf_config
 
 CONFIG_NAME = "config.json"
 CLASSIFIER = "ForSequenceClassification"
@@ -31,6 +34,8 @@ SILU = ("silu", "swish")
 DEFAULT_THETA = 10_000.0
 UNSCALED_ROPE = ("default", "none")
 SUPPORTED_ROPE = (*UNSCALED_ROPE, "linear", "llama3", "yarn")
+# As GGUF files have it instead of "llama3".
+ROPE_BY_FACTORS = "factors"
 # Of a model that is only described: no cost depends on it.
 UNKNOWN_CONTEXT_TOKENS = 4096
 # Two matrices in a feed-forward layer instead of three.
@@ -45,9 +50,16 @@ UNSUPPORTED_FIELDS = {
 
 
 def read_model_spec(directory: Path) -> ModelSpec:
-    """The model in a directory, which the engine can run. Raises `InvalidConfiguration`, one line
-    that names the field."""
-    return parse_model_spec(read_fields(directory / CONFIG_NAME))
+    """The model in a directory, or in a GGUF file, which the engine can run. Raises
+    `InvalidConfiguration`, one line that names the field."""
+    return parse_model_spec(read_config(directory))
+
+
+def read_config(directory: Path) -> Fields:
+    """The config.json of a directory, or what that of a GGUF file's model would say. Raises
+    `InvalidConfiguration`."""
+    is_file = is_gguf(directory)
+    return read_gguf_config(directory) if is_file else read_fields(directory / CONFIG_NAME)
 
 
 def parse_model_spec(config: Fields) -> ModelSpec:
@@ -66,20 +78,21 @@ def parse_model_spec(config: Fields) -> ModelSpec:
     if spec.activation == "silu" and config.text("hidden_act", SILU[0]) not in SILU:
         config.refuse("hidden_act", "silu; no other activation is supported")
     _refuse_odd_rotation(config, spec)
+    _refuse_few_factors(config, spec)
     return spec
 
 
 def is_decoder(directory: Path) -> bool:
     """Whether a directory calls itself a model of a family that generates, with its head, with one
     for labels, or without. Raises `InvalidConfiguration` where there is no config.json."""
-    architecture = _read_architecture(read_fields(directory / CONFIG_NAME))
+    architecture = _read_architecture(read_config(directory))
     return _with_head(architecture) in FAMILIES
 
 
 def read_headless_spec(directory: Path) -> ModelSpec:
     """As `read_model_spec`, of a decoder that nobody asks for tokens: its embedding counts as its
     head."""
-    config = read_fields(directory / CONFIG_NAME)
+    config = read_config(directory)
     refuse_quantized(directory, "an encoder")
     architecture = _with_head(_read_architecture(config))
     config = Fields(config.label, {**config.values, "architectures": [architecture]})
@@ -88,7 +101,7 @@ def read_headless_spec(directory: Path) -> ModelSpec:
 
 def is_classifier(directory: Path) -> bool:
     """Whether what is in a directory has a head for labels."""
-    return _read_architecture(read_fields(directory / CONFIG_NAME)).endswith(CLASSIFIER)
+    return _read_architecture(read_config(directory)).endswith(CLASSIFIER)
 
 
 def _with_head(architecture: str) -> str:
@@ -216,6 +229,16 @@ def _refuse_odd_rotation(config: Fields, spec: ModelSpec) -> None:
         )
 
 
+def _refuse_few_factors(config: Fields, spec: ModelSpec) -> None:
+    pairs = spec.rope.rotary_dim(spec.attention.head_dim) // 2
+    scaling = spec.rope.scaling
+    if isinstance(scaling, FactorScaling) and len(scaling.factors) != pairs:
+        raise InvalidConfiguration(
+            f"{config.label}: {len(scaling.factors)} rotary frequencies have factors; expected "
+            f"{pairs}, one for each rotated pair of a head"
+        )
+
+
 def _stretched(context_tokens: int, rope: RopeSpec) -> int:
     # A YaRN config may give either length as max_position_embeddings. A linear one may too, but
     # nothing in the file tells which, so there the smaller claim stands.
@@ -259,6 +282,8 @@ def _read_scaling(rope: Fields, original_tokens: int) -> RopeScaling | None:
         return _read_llama3(rope, original_tokens)
     if kind == "yarn":
         return _read_yarn(rope, original_tokens)
+    if kind == ROPE_BY_FACTORS:
+        return FactorScaling(rope.numbers("factors"))
     raise InvalidConfiguration(
         f"{rope.label}: rope_type is {kind!r}, which is not supported; "
         f"expected one of {', '.join(SUPPORTED_ROPE)}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.gguf.names import first_shard, is_gguf, model_stem
 
 # Weights, configuration, chat templates and tokenizers; never code, never a pickle.
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -20,7 +21,7 @@ HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]
 # What of a checkpoint people name instead of its folder.
 _OF_A_CHECKPOINT = ("config.json", "model.safetensors.index.json")
 # Endings of files of weights, which are no names on the hub.
-_FILE_ENDINGS = (".safetensors", ".json", ".bin", ".pt", ".pth")
+_FILE_ENDINGS = (".safetensors", ".gguf", ".json", ".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,16 @@ class Fields:
             self.refuse(name, "a list of texts")
         return items
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of positive finite numbers."""
+        value = self._value(name, None)
+        if not isinstance(value, list):
+            self.refuse(name, "a list of positive numbers")
+        numbers = [item for item in value if type(item) in (int, float)]
+        if len(numbers) != len(value) or not all(0 < item < math.inf for item in numbers):
+            self.refuse(name, "a list of positive numbers")
+        return tuple(float(item) for item in numbers)
+
     def group(self, name: str) -> "Fields | None":
         """A nested object, or None when missing."""
         value = self.values.get(name)
@@ -135,21 +146,20 @@ def _read_json(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidConfiguration(
-            f"{path} does not exist; the directory of a model holds it beside the weights"
+            f"{path} does not exist; the directory of a model holds it beside the weights, and a "
+            "GGUF model is named by its file"
         ) from None
     except (OSError, ValueError) as problem:
         raise InvalidConfiguration(f"{path} cannot be read: {problem}") from problem
 
 
-def checkpoint_folder(name: str) -> str:
-    """The same name, or the folder of the checkpoint whose config.json or weights it is. Raises
-    `InvalidConfiguration` for a file that is neither."""
+def checkpoint_path(name: str) -> str:
+    """The same name, or the folder of the checkpoint whose config.json or weights it is; of a GGUF
+    model in several files, the first. Raises `InvalidConfiguration` for a file that is none of
+    these."""
     path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        raise InvalidConfiguration(
-            f"model {name!r} is a GGUF file, which Tandem cannot read yet; give the folder of the "
-            "same model with config.json and safetensors"
-        )
+    if is_gguf(path) and path.is_file():
+        return str(first_shard(path))
     if path.is_dir():
         # Models are called as their folders, which `.` does not tell.
         return name if path.name not in ("", "..") else str(path.resolve())
@@ -158,24 +168,30 @@ def checkpoint_folder(name: str) -> str:
     if path.exists():
         raise InvalidConfiguration(
             f"model {name!r} is a file; give the folder of a checkpoint, with config.json and "
-            "safetensors"
+            "safetensors, or a GGUF file"
         )
     return name
 
 
+def model_label(name: str) -> str:
+    """What a model is called unless somebody says otherwise; `name` is a path or one on the hub."""
+    path = Path(name)
+    return model_stem(path) if is_gguf(path) else path.name
+
+
 def find_model(name: str, revision: str | None = None) -> Path:
-    """The local directory of a model: `name` is one or a file in one (`checkpoint_folder`), or is
-    fetched from the Hugging Face hub.
+    """The local directory of a model, or its GGUF file: `name` is one or a file in one
+    (`checkpoint_path`), or is fetched from the Hugging Face hub.
 
     Raises `InvalidConfiguration` when it is neither.
     """
-    directory = Path(checkpoint_folder(name)).expanduser()
-    if directory.is_dir():
+    directory = Path(checkpoint_path(name)).expanduser()
+    if directory.is_dir() or (is_gguf(directory) and directory.is_file()):
         return directory
     is_path = directory.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if is_path or directory.suffix in _FILE_ENDINGS:
         raise InvalidConfiguration(
-            f"model {name!r} is no directory; see the path for a typing slip"
+            f"model {name!r} is no directory and no GGUF file; see the path for a typing slip"
         )
     # A third of a second that no process pays which finds its model in a directory.
     hub = import_module("huggingface_hub")

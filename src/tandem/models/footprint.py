@@ -13,8 +13,10 @@ from typing import Any, BinaryIO
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
+from tandem.gguf.names import is_gguf
 from tandem.models.formats.choose import read_quantization
 from tandem.models.formats.contract import WORD_BITS, CodeForm, TensorHeader, groups
+from tandem.models.gguf.checkpoint import open_checkpoint
 from tandem.models.parallel import Place, cut, layers_of
 from tandem.models.parameters import (
     SLAB_ROWS,
@@ -26,7 +28,6 @@ from tandem.models.parameters import (
 )
 
 Shapes = Mapping[str, tuple[int, ...]]
-# By the name of a matrix, for those that the files hold as codes.
 CodeForms = Mapping[str, CodeForm]
 NO_CODES: CodeForms = {}
 
@@ -213,6 +214,11 @@ def header_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 def read_headers(directory: Path) -> dict[str, TensorHeader]:
     """The same with their types."""
+    if is_gguf(directory):
+        tensors = open_checkpoint(directory).tensors.items()
+        return {
+            name: TensorHeader(each.place.type.name, each.place.shape) for name, each in tensors
+        }
     headers: dict[str, TensorHeader] = {}
     for path in sorted(directory.glob("*.safetensors")):
         for name, entry in _header(path).items():

@@ -10,6 +10,7 @@ import torch
 from tandem.facts.adapter import Adapter
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
+from tandem.gguf.names import is_gguf
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
 from tandem.models.adapter_weights import AdapterWeights, assemble_adapter
@@ -19,6 +20,7 @@ from tandem.models.content import Weights
 from tandem.models.decoder import Decoder
 from tandem.models.formats.choose import read_quantization
 from tandem.models.formats.weights import QuantizedWeights
+from tandem.models.gguf.weights import GgufWeights
 from tandem.models.parallel import WHOLE, Place, local_spec
 from tandem.models.parameters import all_parts, decoder_parts
 from tandem.models.weights import DecoderWeights, WeightForm, assemble_weights
@@ -30,9 +32,9 @@ EMBEDDING_AS_HEAD = frozenset({"lm_head.weight"})
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What to read and how to hold it. `dummy` takes random weights from `seed` and needs no file
-    but config.json. Where it is known what the files hold (`weights`), it is seen to that this is
-    what was read."""
+    """What to read, from the folder of a checkpoint or a GGUF file, and how to hold it. `dummy`
+    takes random weights from `seed` and needs no file but config.json. Where it is known what the
+    files hold (`weights`), it is seen to that this is what was read."""
 
     directory: Path
     form: WeightForm
@@ -85,11 +87,17 @@ def _read(spec: ModelSpec, plan: LoadPlan, kernels: Kernels, place: Place) -> De
         dummy = DummyWeights(plan.seed)
         return assemble_weights(spec, dummy, plan.form, kernels, place=place)
     ignored = EMBEDDING_AS_HEAD if spec.tied_embeddings else frozenset()
-    with SafetensorsWeights(plan.directory) as checkpoint:
-        found = read_quantization(plan.directory)
-        source = checkpoint if found is None else QuantizedWeights(checkpoint, found.format)
-        source.check(all_parts(decoder_parts(spec)), ignored)
-        weights = assemble_weights(spec, source, plan.form, kernels, place=place)
+    parts = all_parts(decoder_parts(spec))
+    if is_gguf(plan.directory):
+        with GgufWeights(plan.directory) as stored:
+            stored.check(parts, ignored)
+            weights = assemble_weights(spec, stored, plan.form, kernels, place=place)
+    else:
+        with SafetensorsWeights(plan.directory) as checkpoint:
+            found = read_quantization(plan.directory)
+            source = checkpoint if found is None else QuantizedWeights(checkpoint, found.format)
+            source.check(parts, ignored)
+            weights = assemble_weights(spec, source, plan.form, kernels, place=place)
     if plan.weights is not None:
         plan.weights.check_unchanged()
     return weights

@@ -2,7 +2,7 @@
 the file."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tandem.facts.errors import InvalidConfiguration
@@ -10,12 +10,18 @@ from tandem.facts.errors import InvalidConfiguration
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The text-related files of a checkpoint; an absent optional file is an empty mapping."""
+    """The text-related files of a checkpoint; an absent optional file is an empty mapping.
+
+    `chat_templates` by name: `default`, and perhaps others such as `tool_use`. `sampling_source` is
+    the file of `generation_config`, for messages.
+    """
 
     tokenizer_json: str
     tokenizer_config: dict[str, object]
     generation_config: dict[str, object]
     config: dict[str, object]
+    chat_templates: dict[str, str] = field(default_factory=dict)
+    sampling_source: str = "generation_config.json"
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
@@ -30,17 +36,19 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
         raise InvalidConfiguration(f"{path} describes no tokenizer model")
     # special_tokens_map.json is where older checkpoints keep what tokenizer_config.json now holds.
     special_tokens = read_json(directory / "special_tokens_map.json")
+    tokenizer_config = read_json(directory / "tokenizer_config.json")
+    sampling = directory / "generation_config.json"
     return TokenizerFiles(
         tokenizer_json=_read_text(path),
-        tokenizer_config=special_tokens | read_json(directory / "tokenizer_config.json"),
-        generation_config=read_json(directory / "generation_config.json"),
+        tokenizer_config=special_tokens | tokenizer_config,
+        generation_config=read_json(sampling),
         config=read_json(directory / "config.json"),
+        chat_templates=_chat_templates(directory, tokenizer_config.get("chat_template")),
+        sampling_source=str(sampling),
     )
 
 
-def read_chat_templates(directory: Path) -> dict[str, str]:
-    """Chat templates by name: `default`, and perhaps others such as `tool_use`."""
-    declared = read_json(directory / "tokenizer_config.json").get("chat_template")
+def _chat_templates(directory: Path, declared: object) -> dict[str, str]:
     templates: dict[str, str] = {}
     if isinstance(declared, str):
         templates["default"] = declared

@@ -10,8 +10,9 @@ from tandem.facts.errors import InvalidConfiguration, InvalidRequest
 from tandem.facts.sampling import SamplingParameters
 from tandem.text.call_markup import PYTHON_TAG, TAGS, shown_format, written_calls
 from tandem.text.chat import ChatTemplate
+from tandem.text.checkpoint import read_text_files
 from tandem.text.detokenize import Detokenizer, TokenBytes, detokenizer
-from tandem.text.files import read_chat_templates, read_json
+from tandem.text.files import TokenizerFiles
 from tandem.text.fill_in_middle import FillInMiddle, fill_in_middle
 from tandem.text.grammars import LlGuidanceGrammars
 from tandem.text.reasoning import (
@@ -60,13 +61,13 @@ class TextModel:
 
     @classmethod
     def load(
-        cls, directory: Path, *, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
+        cls, checkpoint: Path, *, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
     ) -> "TextModel":
-        """Reads a checkpoint directory. The parsers are a `ToolFormat` and a `ReasoningFormat` by
-        name, `AUTO` as the template shows, or `NONE`. Raises `InvalidConfiguration` naming file and
-        problem."""
-        tokenizer = Tokenizer.load(directory)
-        templates = read_chat_templates(directory)
+        """Reads a checkpoint's folder, or a GGUF file. The parsers are a `ToolFormat` and a
+        `ReasoningFormat` by name, `AUTO` as the template shows, or `NONE`. Raises
+        `InvalidConfiguration` naming file and problem."""
+        files = read_text_files(checkpoint)
+        tokenizer, templates = Tokenizer.of_files(files), files.chat_templates
         chat = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
         return cls(
             tokenizer=tokenizer,
@@ -74,7 +75,7 @@ class TextModel:
             chat=chat,
             default_template=templates.get("default"),
             templates="".join(templates.values()),
-            defaults=_defaults(directory / "generation_config.json"),
+            defaults=_defaults(files),
             tool_format=_tool_format(tool_call_parser, "".join(templates.values())),
             reasoning=_reasoning(reasoning_parser, "".join(templates.values())),
             client_text=client_text(tokenizer, templates, chat.cuts if chat else ()),
@@ -132,8 +133,8 @@ def _reasoning(parser: str, templates: str) -> ReasoningFormat | None:
     return None if parser == NONE else ReasoningFormat(parser)
 
 
-def _defaults(path: Path) -> SamplingParameters:
-    declared = read_json(path)
+def _defaults(files: TokenizerFiles) -> SamplingParameters:
+    declared = files.generation_config
     values: dict[str, Any] = {}
     for each in client_fields(SamplingParameters):
         value = declared.get(each.name)
@@ -145,4 +146,4 @@ def _defaults(path: Path) -> SamplingParameters:
     try:
         return SamplingParameters(**values)
     except InvalidRequest as error:
-        raise InvalidConfiguration(f"{path}: {error}") from error
+        raise InvalidConfiguration(f"{files.sampling_source}: {error}") from error

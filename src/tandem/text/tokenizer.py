@@ -1,6 +1,6 @@
 """Tokenizer: text to token ids and back.
 
-Owns the tokenizer of a checkpoint directory and what the checkpoint says of its special tokens.
+Owns the tokenizer of a checkpoint and what the checkpoint says of its special tokens.
 """
 
 import json
@@ -11,7 +11,8 @@ from typing import Any
 import tokenizers
 
 from tandem.facts.errors import PromptTooLong
-from tandem.text.files import TokenizerFiles, read_tokenizer_files
+from tandem.text.checkpoint import read_text_files
+from tandem.text.files import TokenizerFiles
 
 SPECIAL_TOKEN_KEYS = (
     "bos_token",
@@ -81,9 +82,13 @@ class Tokenizer:
         self._drops_bos = add_bos is False and added_ids[:1] == [self._bos_id]
 
     @classmethod
-    def load(cls, directory: Path) -> "Tokenizer":
-        """Raises `InvalidConfiguration` when files are missing or unreadable."""
-        files = read_tokenizer_files(directory)
+    def load(cls, checkpoint: Path) -> "Tokenizer":
+        """Of a checkpoint's folder, or a GGUF file. Raises `InvalidConfiguration` when files are
+        missing or unreadable."""
+        return cls.of_files(read_text_files(checkpoint))
+
+    @classmethod
+    def of_files(cls, files: TokenizerFiles) -> "Tokenizer":
         return cls(tokenizers.Tokenizer.from_str(files.tokenizer_json), files)
 
     def differs_from(self, other: "Tokenizer") -> str:

@@ -59,8 +59,8 @@ class Cluster:
     """A whole cluster file: one cluster, live or simulated."""
 
     model: str = key(
-        "A bundled shape, the path of a config.json or of a checkpoint's folder; live also a "
-        "name on the Hugging Face hub."
+        "A bundled shape, the path of a config.json, of a checkpoint's folder or of a GGUF file; "
+        "live also a name on the Hugging Face hub."
     )
     pools: tuple[PoolConfig, ...] = key("The workers.")
     block_size: BlockSize = key("Tokens of a KV block.", default=64)

@@ -20,7 +20,7 @@ from tandem.config.environment import BUNDLED, BUNDLED_MODEL
 from tandem.config.hardware.worker import load_device
 from tandem.config.options import OF_GATEWAYS, ServeOptions, parse_bytes, read_options
 from tandem.facts.errors import InvalidConfiguration
-from tandem.models.directory import checkpoint_folder
+from tandem.models.directory import checkpoint_path
 
 # Options that a pool calls otherwise.
 _KEY_OF_A_POOL = {"kv-cache-dtype": "kv_dtype", "gpu-memory-utilization": "memory_utilization"}
@@ -177,7 +177,7 @@ def on_cpu(pool: PoolConfig) -> bool:
 def live_model(model: str) -> str | None:
     """The model as `tandem serve` takes it; None is the bundled one. Raises
     `InvalidConfiguration`."""
-    here = Path(checkpoint_folder(model)).expanduser()
+    here = Path(checkpoint_path(model)).expanduser()
     if here.exists():
         return str(here.absolute())
     if model == BUNDLED_MODEL.name:

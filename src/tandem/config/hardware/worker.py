@@ -21,8 +21,9 @@ from tandem.cost.sharding import MemoryLimits, Sharding, kv_block_count, kv_byte
 from tandem.cost.worker import NO_SERVING_COST, LinkCost, ServingCost, StepTime, WorkerCost
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.fleet import Tier
-from tandem.models.configuration import describe_model
-from tandem.models.directory import checkpoint_folder, read_fields
+from tandem.gguf.names import is_gguf
+from tandem.models.configuration import describe_model, read_config
+from tandem.models.directory import checkpoint_path, model_label, read_fields
 
 TimeModel = Literal["roofline", "tables", "profile"]
 PROFILE_VERSION = 2
@@ -119,10 +120,10 @@ def load_device(name: str) -> DeviceSpec:
 
 @cache
 def load_model_shape(name: str) -> ModelShape:
-    """A bundled shape by its name, or that of a config.json, under whatever name, or of the
-    directory that holds it. Raises `InvalidConfiguration`."""
-    if Path(name).suffix in (".safetensors", ".gguf"):
-        name = checkpoint_folder(name)
+    """A bundled shape by its name, or that of a config.json, under whatever name, of the directory
+    that holds it, or of a GGUF file. Raises `InvalidConfiguration`."""
+    if Path(name).suffix == ".safetensors" or is_gguf(Path(name)):
+        name = checkpoint_path(name)
     places = (
         MODELS / f"{name}.json",
         BUNDLED / name / "config.json",
@@ -132,11 +133,12 @@ def load_model_shape(name: str) -> ModelShape:
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise InvalidConfiguration(
-            f"model: there is no {name!r}; expected the path of a config.json or one of "
-            f"{', '.join(bundled_models())}"
+            f"model: there is no {name!r}; expected the path of a config.json or a GGUF file, or "
+            f"one of {', '.join(bundled_models())}"
         )
-    label = name if path.parent == MODELS else Path(name).name
-    return model_shape(describe_model(replace(read_fields(path), label=label)), label)
+    label = name if path.parent == MODELS else model_label(name)
+    config = read_config(path) if is_gguf(path) else read_fields(path)
+    return model_shape(describe_model(replace(config, label=label)), label)
 
 
 def bundled_devices() -> list[str]:

@@ -4,7 +4,6 @@ same tokens."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -15,7 +14,7 @@ from tandem.config.options import ServeOptions
 from tandem.config.resolve import machine_facts, memory_shares
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.processes.model import PlannedModel, plan_model
-from tandem.models.directory import checkpoint_folder
+from tandem.models.directory import checkpoint_path, model_label
 from tandem.policy.cascade import ConfidenceFloor
 from tandem.text.model import TextModel
 
@@ -29,7 +28,7 @@ class ServedModel:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        return self.options.served_model_name or (Path(self.planned.name).name,)
+        return self.options.served_model_name or (model_label(self.planned.name),)
 
 
 def confidence_floor(options: ServeOptions) -> ConfidenceFloor | None:
@@ -63,7 +62,7 @@ def plan_cascade(model: str | None, options: ServeOptions) -> tuple[ServedModel,
         [(options, large_facts), (small_options, small_facts)], machine_facts()
     )
     large = ServedModel(plan_model(model, options, share=large_share), options)
-    name = Path(checkpoint_folder(small)).name
+    name = model_label(checkpoint_path(small))
     if name in large.served_names:
         # Metrics are by name.
         name = f"{name}-small"

@@ -78,6 +78,7 @@ from tandem.live.processes.lifecycle import (
 from tandem.messages.cluster import Registered
 from tandem.messages.node import Leave
 from tandem.models.configuration import read_model_spec
+from tandem.models.directory import model_label
 from tandem.text.model import TextModel
 
 # Under its own name, which is another one while this is what was started.
@@ -136,7 +137,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     """Raises `InvalidConfiguration`."""
     options = setup.options
     cluster = as_served(setup.cluster)
-    directory = Path(cluster.model) if Path(cluster.model).is_dir() else BUNDLED_MODEL
+    directory = Path(cluster.model) if Path(cluster.model).exists() else BUNDLED_MODEL
     text = TextModel.load(
         tokens_directory(directory, options.load_format),
         tool_call_parser=options.tool_call_parser,
@@ -145,7 +146,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     spec = read_model_spec(directory)
     name = setup.model or BUNDLED_MODEL.name
     card = ModelCard(
-        names=options.served_model_name or (Path(name).name,),
+        names=options.served_model_name or (model_label(name),),
         context_tokens=options.max_model_len or spec.context_tokens,
         vocabulary_tokens=spec.vocabulary_tokens,
         end_token_ids=text.tokenizer.end_token_ids,

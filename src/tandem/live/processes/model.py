@@ -21,7 +21,7 @@ from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.native import return_freed_memory
 from tandem.models.content import Weights, checkpoint_weights, content_of, dummy_weights
 from tandem.models.decoder import Decoder
-from tandem.models.directory import checkpoint_folder
+from tandem.models.directory import checkpoint_path
 from tandem.models.load import LoadPlan, load_adapter, load_decoder
 from tandem.models.parallel import WHOLE, Place
 from tandem.models.weights import WeightForm
@@ -60,7 +60,7 @@ def plan_model(
     them. Raises `InvalidConfiguration`."""
     machine = machine_facts()
     directory = find_checkpoint(model, options.revision)
-    name = BUNDLED_MODEL.name if model is None else checkpoint_folder(model)
+    name = BUNDLED_MODEL.name if model is None else checkpoint_path(model)
     facts = model_facts(directory, options)
     spec = facts.spec
     plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes, share=share)

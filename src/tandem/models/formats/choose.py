@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.gguf.names import is_gguf
+from tandem.gguf.tensor_types import FLOAT_TYPES
 from tandem.models.directory import Fields, read_fields
 from tandem.models.formats.awq import read_awq
 from tandem.models.formats.compressed_tensors import read_compressed_tensors
 from tandem.models.formats.contract import Format, Quantization
 from tandem.models.formats.fp8 import read_fp8
+from tandem.models.formats.gguf import GgufBlocks
 from tandem.models.formats.gptq import read_gptq
+from tandem.models.gguf.checkpoint import open_checkpoint
 
 COMPRESSED_TENSORS = "compressed-tensors"
 READERS: dict[str, Callable[[Fields], Format]] = {
@@ -31,6 +35,8 @@ BITSANDBYTES_FLAGS = ("load_in_4bit", "load_in_8bit")
 def read_quantization(directory: Path) -> Quantization | None:
     """How the weights of a model's directory are quantised; None where they are plain. Raises
     `InvalidConfiguration` for what cannot be read, in one line."""
+    if is_gguf(directory):
+        return None if is_plain(directory) else Quantization("gguf", GgufBlocks())
     config = read_fields(directory / "config.json")
     if (group := config.group("quantization_config")) is not None:
         return _read(group, group.text("quant_method", _unnamed(group)))
@@ -40,6 +46,11 @@ def read_quantization(directory: Path) -> Quantization | None:
         if (directory / name).is_file():
             return _read(read_fields(directory / name), method)
     return None
+
+
+def is_plain(path: Path) -> bool:
+    tensors = open_checkpoint(path).tensors.values()
+    return all(each.place.type.name in FLOAT_TYPES for each in tensors)
 
 
 def _unnamed(group: Fields) -> str:

@@ -133,7 +133,19 @@ class FloatMatrix:
         return self.values, self.scales.name
 
 
-StoredMatrix = IntegerMatrix | FloatMatrix
+@dataclass(frozen=True, slots=True)
+class BlockMatrix:
+    """A matrix in the blocks of a GGUF file, which are codes of that form."""
+
+    shape: tuple[int, int]
+    code_form: CodeForm
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ()
+
+
+StoredMatrix = IntegerMatrix | FloatMatrix | BlockMatrix
 
 
 class Format(Protocol):

@@ -10,6 +10,7 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.kernels.coded import CodedWeight
 from tandem.models.checkpoint import EVERY, SafetensorsWeights
 from tandem.models.formats.contract import (
+    FloatMatrix,
     Format,
     Headers,
     IntegerMatrix,
@@ -74,6 +75,7 @@ class QuantizedWeights:
             return self.checkpoint.read(part, rows, columns)
         if isinstance(matrix, IntegerMatrix):
             return integer_values(matrix, self.checkpoint, rows, columns)
+        assert isinstance(matrix, FloatMatrix)
         return float_values(matrix, self.checkpoint, rows, columns)
 
     def read_coded(
