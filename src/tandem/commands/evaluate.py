@@ -56,7 +56,7 @@ def evaluate_command(server: ServerOptions, options: EvaluationOptions) -> None:
     options.settings()  # a wrong suite is said before anything is loaded
     require_folder(options.output, "--output")
     in_process = options.in_process or options.checkpoint is not None
-    measuring = _evaluate_here if in_process else _evaluate
+    measuring = evaluate_here if in_process else _evaluate
     name, scores = asyncio.run(measuring(server, options))
     _show_scores(name, scores, options)
 
@@ -130,9 +130,10 @@ def _document(name: str, seed: int, scores: Sequence[SuiteScore]) -> dict[str, A
     }
 
 
-async def _evaluate_here(
+async def evaluate_here(
     server: ServerOptions, options: EvaluationOptions
 ) -> tuple[str, list[SuiteScore]]:
+    """Serves the checkpoint that the options name, or the bundled model, and measures it."""
     checkpoint = str(options.checkpoint) if options.checkpoint else None
     check_model(checkpoint, ServeOptions())
     # torch takes seconds to import; who measures a running server should not wait for it.

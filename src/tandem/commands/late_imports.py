@@ -36,6 +36,7 @@ VERBS: Final = {
     "hits": "tandem.commands.hits:hits",
     "traces": "tandem.commands.traces:traces_command",
     "merge": "tandem.commands.merge:merge_command",
+    "compress": "tandem.commands.compress:compress_command",
     "calibrate": "tandem.commands.calibrate:calibrate_command",
     "simulate": "tandem.commands.simulate:simulate_command",
     "replay": "tandem.commands.replay:replay_command",
@@ -53,11 +54,19 @@ PARTS: Final = {
     "calibration": "tandem.commands.calibration",
     "GPUs": "tandem.config.resolve",
     "merging": "tandem.models.merging",
+    "compression": "tandem.commands.compression",
     "Ray launcher": "tandem.live.launching.ray_launcher",
     "LoadGen": "tandem.bench.loadgen.library",
 }
 Part = Literal[
-    "command line", "server", "calibration", "GPUs", "merging", "Ray launcher", "LoadGen"
+    "command line",
+    "server",
+    "calibration",
+    "GPUs",
+    "merging",
+    "compression",
+    "Ray launcher",
+    "LoadGen",
 ]
 
 

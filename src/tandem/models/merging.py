@@ -2,7 +2,6 @@
 W + scaling * B A, in the precision in which W is stored. It needs no adapter any more.
 """
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from tandem.models.adapters import AdapterFiles, read_adapter, tensor_name
 from tandem.models.checkpoint import FLOATS, SafetensorsWeights, weight_files
 from tandem.models.configuration import read_model_spec
 from tandem.models.formats.choose import refuse_quantized
+from tandem.models.new_folder import copy_texts, new_folder, require_absent
 from tandem.models.parameters import all_parts, decoder_parts
 
-# What else of a model's folder its copy needs: configuration, tokenizer, templates.
-COPIED = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 TIED_HEAD = frozenset({"lm_head.weight"})
 
 
@@ -26,8 +24,7 @@ def merge_adapter(model: Path, adapter: Path, out: Path) -> int:
     """Makes the folder `out` of the folders of a model and an adapter; gives how many matrices
     were changed. One file of the checkpoint is in memory at a time. Raises `InvalidConfiguration`
     when the two do not fit, or `out` is there already."""
-    if out.exists():
-        raise InvalidConfiguration(f"{out} exists already; name a folder that does not")
+    require_absent(out)
     refuse_quantized(model, "tandem merge")
     spec = read_model_spec(model)
     with SafetensorsWeights(model) as checkpoint:
@@ -35,24 +32,13 @@ def merge_adapter(model: Path, adapter: Path, out: Path) -> int:
         checkpoint.check(all_parts(decoder_parts(spec)), ignored)
     files = read_adapter(adapter, spec)
     matrices = load(files.data)
-    # The folder appears whole or not at all.
-    half = out.with_name(f"{out.name}.incomplete")
-    shutil.rmtree(half, ignore_errors=True)
-    try:
-        half.mkdir(parents=True)
+    with new_folder(out) as folder:
         for path in weight_files(model):
             if path.suffix == ".safetensors":
                 tensors = load_file(path)
                 _merge_into(tensors, files, matrices, path)
-                save_file(tensors, half / path.name, {"format": "pt"})
-        copied = {path for pattern in COPIED for path in model.glob(pattern)}
-        for path in sorted(copied):
-            shutil.copyfile(path, half / path.name)
-        half.rename(out)
-    except OSError as problem:
-        raise InvalidConfiguration(f"{out} cannot be written: {problem}") from problem
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
+                save_file(tensors, folder / path.name, {"format": "pt"})
+        copy_texts(model, folder)
     return len(files.linears)
 
 

@@ -1,0 +1,1 @@
+"""Post-training compression: a checkpoint of floats to one of codes, or to one with zeros."""
