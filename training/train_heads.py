@@ -58,7 +58,7 @@ class Aims:
 @torch.no_grad()
 def aims_of(teacher: Decoder, passages: Passages) -> Aims:
     picked = said_after(passages.said, 1)
-    probs = teacher.logits(passages.features[picked]).float().softmax(-1)
+    probs = teacher.logits(passages.features[picked].float()).float().softmax(-1)
     return Aims(probs, picked.flatten().cumsum(0).view_as(picked) - 1)
 
 
