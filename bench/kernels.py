@@ -17,12 +17,15 @@ from torch import Tensor
 
 from tandem.facts.model import NormSpec
 from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.coding import code
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.packed import Storage
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 from tandem.kernels.sampling import LateFilters, SamplingRows
 
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
+CODED: tuple[Storage, ...] = ("int8", "int4")
+PACKED: tuple[Storage, ...] = ("bfloat16", *CODED)
 BLOCK_SIZE = 16
 CALLS_AT_LEAST = 5
 
@@ -91,6 +94,19 @@ def bench_linear(bench: Bench) -> None:
             packed = bench.kernels.pack(weight_NC, None, storage)
             run = partial(bench.kernels.linear, x_TC, packed)
             bench.flops_line(f"linear {storage} {shape}", flops, run)
+
+
+def bench_packing(bench: Bench) -> None:
+    """What loading does to a matrix in bfloat16, beside codes that torch makes; bytes are those of
+    the matrix."""
+    weight_NC = (torch.randn(8192, 4096) * 0.02).bfloat16()
+    for storage in PACKED:
+        run = partial(bench.kernels.pack, weight_NC, None, storage)
+        bench.bytes_line(f"pack {storage} 4096 -> 8192", weight_NC.nbytes, run)
+    for storage in CODED:
+        bench.bytes_line(
+            f"codes of {storage} by torch", weight_NC.nbytes, partial(code, weight_NC, storage)
+        )
 
 
 def pool_of(sequences: int, context: int, kv_shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -213,7 +229,8 @@ def main() -> None:
     torch.manual_seed(0)
     kernels, reason = choose_kernels(torch.device("cpu"), torch.float32, allow_native=True)
     print(f"{reason}; {options.threads} threads")
-    for part in (bench_overhead, bench_linear, bench_attention, bench_small, bench_sampling):
+    parts = (bench_overhead, bench_packing, bench_linear, bench_attention, bench_small)
+    for part in (*parts, bench_sampling):
         # Limits drift on a shared machine: each part is judged by what held when it began.
         stream, sgemm = calibrate(options.seconds)
         show("stream read", stream, "GB/s")

@@ -73,9 +73,12 @@ def batch_of(rows: list[Row]) -> Batch:
     return Batch(ids[:, :-1], positions, ids[:, 1:].flatten()[positions], weights[positions])
 
 
-def chat_batch(rng: Random, encoder: Encoder, share: float) -> Batch:
-    """Small talk and arithmetic, or chats with tools."""
-    tool_share = next(wanted for start, wanted in reversed(TOOL_SHARES) if share >= start)
+def chat_batch(
+    rng: Random, encoder: Encoder, share: float, tool_share: float | None = None
+) -> Batch:
+    """Small talk and arithmetic, or chats with tools: by the plan, or in that share."""
+    if tool_share is None:
+        tool_share = next(wanted for start, wanted in reversed(TOOL_SHARES) if share >= start)
     tools = rng.random() < tool_share
     row_tokens, draw = (TOOL_ROW_TOKENS, tool_parts) if tools else (CHAT_ROW_TOKENS, chat_parts)
     return batch_of(
@@ -127,10 +130,18 @@ def _others_seconds() -> float:
 
 
 class Trainer:
-    """One run: model, optimizers, data and the clock."""
+    """One run: model, optimizers, data and the clock. `tool_share` as `chat_batch` takes it; every
+    `recall_steps` steps there is a list."""
 
     def __init__(
-        self, encoder: Encoder, seconds: float, seed: int, start_share: float = 0.0
+        self,
+        encoder: Encoder,
+        seconds: float,
+        seed: int,
+        start_share: float = 0.0,
+        *,
+        tool_share: float | None = None,
+        recall_steps: int = 1,
     ) -> None:
         torch.manual_seed(seed)
         self.encoder = encoder
@@ -140,6 +151,7 @@ class Trainer:
         self.optimizers = optimizers_for(self.model)
         self.started = time.monotonic() - start_share * seconds
         self.seconds = seconds
+        self.tool_share, self.recall_steps = tool_share, recall_steps
         self.steps = 0
         self.tokens = 0
 
@@ -155,8 +167,12 @@ class Trainer:
                 group["lr"] = group["peak"] * factor
         chat_loss = math.nan
         if self.share > ECHO_UNTIL or self.steps % CHAT_STEPS_EARLY == 0:
-            chat_loss, _ = self._backward(chat_batch(self.rng, self.encoder, self.share))
-        recall_loss, right = self._backward(recall_batch(self.rng, self.encoder, self.share))
+            chats = chat_batch(self.rng, self.encoder, self.share, self.tool_share)
+            chat_loss, _ = self._backward(chats)
+        recall_loss, right = math.nan, math.nan
+        if self.steps % self.recall_steps == 0:
+            lists = recall_batch(self.rng, self.encoder, self.share)
+            recall_loss, right = self._backward(lists)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -246,11 +262,20 @@ def main() -> None:
     parser.add_argument(
         "--start-share", type=float, default=0.0, help="share of the time that is over"
     )
+    parser.add_argument("--tool-share", type=float, help="of chats; by the plan if left out")
+    parser.add_argument("--recall-steps", type=int, default=1, help="lists in every so many steps")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
-    trainer = Trainer(Encoder(tokenizer), options.minutes * 60, options.seed, options.start_share)
+    trainer = Trainer(
+        Encoder(tokenizer),
+        options.minutes * 60,
+        options.seed,
+        options.start_share,
+        tool_share=options.tool_share,
+        recall_steps=options.recall_steps,
+    )
     if options.resume:
         trainer.model.load_state_dict(torch.load(options.resume, weights_only=True))
     run(trainer, tokenizer, options.out, options.eval_minutes * 60, options.threads)

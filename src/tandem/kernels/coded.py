@@ -63,12 +63,14 @@ class CodedWeight:
 
     def values(self) -> Tensor:
         """The weight itself [N, C], float32."""
-        columns = self.codes.shape[1]
-        scale_NC = self.scale.repeat_interleave(self.size, 1)[:, :columns]
-        values_NC = (self.codes.to(torch.float32) - self.zero) * scale_NC
+        rows, columns = self.codes.shape
+        size, groups = min(self.size, columns), self.scale.shape[1]
+        padded_NC = functional.pad(self.codes, (0, groups * size - columns))
+        values_NGS = padded_NC.to(torch.float32).view(rows, groups, size)
+        values_NGS.sub_(self.zero).mul_(self.scale[..., None])
         if self.offset is not None:
-            values_NC += self.offset.repeat_interleave(self.size, 1)[:, :columns]
-        return values_NC
+            values_NGS.add_(self.offset[..., None])
+        return values_NGS.view(rows, groups * size)[:, :columns]
 
 
 class PackCoded(Protocol):

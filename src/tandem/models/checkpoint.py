@@ -167,12 +167,16 @@ class SafetensorsWeights:
     def _refuse_names(self, verb: str, names: set[str]) -> None:
         if not names:
             return
-        shown = ", ".join(sorted(names)[:NAMES_SHOWN])
-        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         raise InvalidConfiguration(
-            f"{self.directory}: the checkpoint {verb} {shown}{more}; "
+            f"{self.directory}: the checkpoint {verb} {some_of(names)}; "
             "config.json and the weights belong to different models or a download is incomplete"
         )
+
+
+def some_of(names: set[str]) -> str:
+    """The first few, and how many more there are."""
+    shown = ", ".join(sorted(names)[:NAMES_SHOWN])
+    return f"{shown} and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:

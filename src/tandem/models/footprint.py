@@ -28,6 +28,7 @@ from tandem.models.parameters import (
 )
 
 Shapes = Mapping[str, tuple[int, ...]]
+# By the name of a matrix, for those that the files hold as codes.
 CodeForms = Mapping[str, CodeForm]
 NO_CODES: CodeForms = {}
 

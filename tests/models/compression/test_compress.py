@@ -33,7 +33,7 @@ from tandem.models.compression.scheme import (
 from tandem.models.configuration import read_model_spec
 from tandem.models.load import LoadPlan, load_decoder
 from tests.models.compression.decoding import decoded, files_of
-from tests.models.paging import Chunk, poisoned_store, run
+from tests.models.paging import BLOCK_SIZE, Chunk, poisoned_store, run
 from tests.models.test_logits import FP32
 from tests.models.tiny import VARIANTS, build
 
@@ -265,7 +265,9 @@ def test_it_is_served_as_what_the_folder_says(
     form = replace(FP32, as_stored=as_stored)
     decoder = load_decoder(spec, LoadPlan(tmp_path / "out", form), kernels)
     text = texts().held_out[0]
-    found = run(decoder, poisoned_store(decoder, 64), Chunk(text.ids, range(8), 0, len(text.ids)))
+    blocks = -(-len(text.ids) // BLOCK_SIZE)
+    whole = Chunk(text.ids, range(blocks), 0, len(text.ids))
+    found = run(decoder, poisoned_store(decoder, blocks), whole)
     expected = logits(with_weights(oracle, tmp_path / "out"), text)
     # Kernels keep scales of groups in float16.
     tolerance = 0.02 if as_stored and scheme.group_size else 1e-4

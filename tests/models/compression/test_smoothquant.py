@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tandem.facts.model import NormSpec
+from tandem.kernels.coding import code_rows
 from tandem.kernels.norm import rms_norm
-from tandem.models.compression.rounding import round_rows, round_to_nearest
+from tandem.models.compression.rounding import round_to_nearest
 from tandem.models.compression.scheme import W8A8
 from tandem.models.compression.smoothquant import smooth
 from tests.models.compression.matrices import inputs, weight
@@ -44,7 +45,7 @@ def test_outliers_cost_less(seed: int) -> None:
 
     def error(factor_C: torch.Tensor) -> float:
         matrix = round_to_nearest(weight_NC * factor_C, W8A8, torch.float32)
-        found = round_rows(x_TC / factor_C) @ matrix.values().T
+        found = code_rows(x_TC / factor_C).values() @ matrix.values().T
         return float((found - x_TC @ weight_NC.T).square().sum())
 
     smoothed = smooth(torch.ones(64), 0.0, x_TC.abs().amax(0), weight_NC, 0.5)

@@ -125,11 +125,10 @@ def test_shares_that_cannot_be_packed_are_held_as_values(tmp_path: Path) -> None
     assert output.groups is None and output.weight.shape == (64, 16) and not output.weight.any()
 
 
+@pytest.mark.parametrize("kernels", ["native"], indirect=True)
 @pytest.mark.parametrize("name", ["gptq", "awq", "int8", "mxfp4", "gptq in another order"])
 def test_the_figure_is_what_loading_takes(name: str, tmp_path: Path, kernels) -> None:
     """To the byte, of the matrices as the native kernels keep them."""
-    if kernels.name != "native":
-        pytest.skip("memory is counted for the native kernels")
     files = write(tmp_path, FORMATS[name], "qwen2")
     spec = read_model_spec(files.directory)
     sizes = checkpoint_sizes(files.directory, spec)

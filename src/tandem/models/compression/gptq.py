@@ -64,12 +64,6 @@ def gptq(
     return coded_matrix(codes_NC, grid, scheme, scale_dtype)
 
 
-def output_error(change_NC: Tensor, hessian_CC: Tensor) -> float:
-    """The squared change of all outputs where the weights change so."""
-    change = change_NC.to(torch.float64)
-    return float(((change @ hessian_CC.to(torch.float64)) * change).sum())
-
-
 def _grids(weight_NC: Tensor, diagonal_C: Tensor, scheme: Scheme, scale_dtype: torch.dtype) -> Grid:
     """Of all groups, row after row; each input's errors count as it does."""
     rows, columns = weight_NC.shape

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tandem.facts.model import ModelSpec
 from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.coding import code_rows
 from tandem.kernels.faces import Kernels
 from tandem.kernels.packed import Linear, PackedLinear
 from tandem.models.checkpoint import WeightSource
-from tandem.models.compression.rounding import round_rows
 from tandem.models.decoder import Decoder, TokenBatch
 from tandem.models.parallel import Place, local_spec
 from tandem.models.parameters import LayerParts, LinearParts, TensorPart
@@ -153,7 +153,7 @@ def rounding_inputs(layer: Decoder, matrices: Sequence[PackedLinear]) -> Decoder
 
     def rounded(x_TC: Tensor, packed: PackedLinear) -> Tensor:
         if any(packed is each for each in matrices):
-            x_TC = round_rows(x_TC)
+            x_TC = code_rows(x_TC).values()
         return layer.kernels.linear(x_TC, packed)
 
     return _with_linear(layer, rounded)

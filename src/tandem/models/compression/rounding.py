@@ -129,11 +129,3 @@ def _squared_error(
 ) -> Tensor:
     error_MS = (grid.values(grid.codes(values_MS, scheme)) - values_MS).square()
     return error_MS.sum(dim=1) if weight_S is None else error_MS @ weight_S
-
-
-def round_rows(x_TC: Tensor) -> Tensor:
-    """Each row to eight bits with one scale, and back: what a matrix product of integers has for
-    inputs."""
-    scale_T1 = x_TC.abs().amax(dim=1, keepdim=True) / 127
-    scale_T1 = torch.where(scale_T1 > 0, scale_T1, torch.ones_like(scale_T1))
-    return torch.round(x_TC / scale_T1).clamp(-128, 127) * scale_T1

@@ -49,16 +49,6 @@ def codes_of(name: str, blocks_NKB: Tensor) -> CodedWeight:
     )
 
 
-def values_of(coded: CodedWeight) -> Tensor:
-    """As its own `values`, of whole groups, which takes a third of the memory on the way."""
-    rows, columns = coded.codes.shape
-    values_NGS = coded.codes.view(rows, -1, coded.size).to(torch.float32)
-    values_NGS.sub_(coded.zero).mul_(coded.scale[..., None])
-    if coded.offset is not None:
-        values_NGS.add_(coded.offset[..., None])
-    return values_NGS.view(rows, columns)
-
-
 def _q8_0(blocks_NKB: Tensor) -> Decoded:
     # Signed bytes, moved up to where codes begin at 0.
     return Decoded(blocks_NKB[..., 2:] ^ 0x80, _half(blocks_NKB, 0), None, 128, 8, GROUP)

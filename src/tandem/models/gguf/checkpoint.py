@@ -90,12 +90,6 @@ def open_checkpoint(path: Path) -> GgufCheckpoint:
     return GgufCheckpoint(files[0], tensors)
 
 
-def gguf_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a model, by its Hugging Face name. Raises
-    `InvalidConfiguration`."""
-    return {name: each.place.shape for name, each in open_checkpoint(path).tensors.items()}
-
-
 def hugging_face_name(name: str) -> str:
     """The same, where a tensor has none."""
     stem, _, kind = name.rpartition(".")

@@ -16,8 +16,8 @@ from torch import Tensor
 from tandem.facts.errors import InvalidConfiguration
 from tandem.gguf.tensor_types import FLOAT_TYPES
 from tandem.kernels.coded import CodedWeight
-from tandem.models.checkpoint import EVERY, NAMES_SHOWN
-from tandem.models.gguf.blocks import codes_of, floats_of, values_of
+from tandem.models.checkpoint import EVERY, some_of
+from tandem.models.gguf.blocks import codes_of, floats_of
 from tandem.models.gguf.checkpoint import (
     ROPE_FACTORS,
     StoredTensor,
@@ -95,7 +95,7 @@ class GgufWeights:
         values_NC = torch.empty((stop - start, last - first))
         for at in range(start, stop, ROWS_AT_ONCE):
             some = slice(at, min(at + ROWS_AT_ONCE, stop))
-            decoded_NC = values_of(codes_of(name, self._blocks(part, some, blocks)))
+            decoded_NC = codes_of(name, self._blocks(part, some, blocks)).values()
             values_NC[at - start : some.stop - start] = decoded_NC[:, skipped:][:, : last - first]
         return values_NC
 
@@ -139,11 +139,9 @@ class GgufWeights:
     def _refuse_names(self, verb: str, names: set[str]) -> None:
         if not names:
             return
-        shown = ", ".join(sorted(names)[:NAMES_SHOWN])
-        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         raise InvalidConfiguration(
-            f"{self.path} {verb} {shown}{more}; its metadata and its tensors belong to different "
-            "models, or a download is incomplete"
+            f"{self.path} {verb} {some_of(names)}; its metadata and its tensors belong to "
+            "different models, or a download is incomplete"
         )
 
 
