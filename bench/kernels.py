@@ -2,7 +2,8 @@
 
 Each line gives the median and the spread (10th to 90th percentile) of GB/s or GFLOP/s, and the
 share of the limit: the stream for what memory bounds, torch's sgemm for what arithmetic bounds.
-Usage: python bench/kernels.py [--threads N] [--seconds S]
+Usage: python bench/kernels.py [--threads N] [--seconds S] [--only linear draw]
+                               [--arithmetic float32] [--instruction-set avx2]
 """
 
 import argparse
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -19,11 +21,13 @@ from tandem.facts.model import NormSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.coding import code
 from tandem.kernels.faces import Kernels, choose_kernels
-from tandem.kernels.packed import Storage
+from tandem.kernels.instructions import InstructionSet
+from tandem.kernels.packed import Arithmetic, Storage
+from tandem.kernels.penalties import PenaltyRows
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 from tandem.kernels.sampling import LateFilters, SamplingRows
 
-STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8")
+STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8", "int4")
 CODED: tuple[Storage, ...] = ("int8", "int4")
 PACKED: tuple[Storage, ...] = ("bfloat16", *CODED)
 BLOCK_SIZE = 16
@@ -203,6 +207,34 @@ def bench_sampling(bench: Bench) -> None:
     bench.bytes_line("token_logprobs top 5, 64 x 152k", logits.numel() * 4, run)
 
 
+def bench_draw(bench: Bench) -> None:
+    """What a step does to logits of 16 sequences of 2,000 tokens, with penalties and top-p."""
+    rows, vocabulary, said = 16, 151_936, 2000
+    logits, one = torch.randn(rows, vocabulary) * 2, torch.ones(rows)
+    starts = torch.arange(rows + 1) * said
+    penalties = PenaltyRows(
+        torch.arange(rows),
+        torch.randint(0, vocabulary, (rows * said,), dtype=torch.int32),
+        starts,
+        starts[:-1] + said // 2,
+        torch.tensor([[1.1, 0.2, 0.1]] * rows),
+    )
+    parameters = SamplingRows(
+        one, one.int() * 0, one * 0.9, one * 0, torch.arange(rows), torch.arange(rows)
+    )
+
+    def draw() -> None:
+        bench.kernels.penalise(logits, penalties)
+        bench.kernels.sample(logits, parameters)
+
+    for name, run in (
+        ("penalties, 16 x 2,000 tokens", partial(bench.kernels.penalise, logits, penalties)),
+        ("penalties and top_p 0.9, 16 x 151,936", draw),
+    ):
+        rate = measure(run, 1e9, bench.seconds)
+        print(f"{name:<46}{1e3 / rate.median:8.2f} ms")
+
+
 def bench_overhead(bench: Bench) -> None:
     """Calls on next to nothing: what Python, checks and ctypes cost."""
     kernels = bench.kernels
@@ -220,17 +252,33 @@ def bench_overhead(bench: Bench) -> None:
         print(f"{name + ' overhead':<46}{1e6 / rate.median:8.1f} us a call")
 
 
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "overhead": bench_overhead,
+    "packing": bench_packing,
+    "linear": bench_linear,
+    "attention": bench_attention,
+    "small": bench_small,
+    "sampling": bench_sampling,
+    "draw": bench_draw,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--arithmetic", choices=get_args(Arithmetic), default="auto")
+    parser.add_argument("--instruction-set", choices=get_args(InstructionSet), default="auto")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    kernels, reason = choose_kernels(torch.device("cpu"), torch.float32, allow_native=True)
+    cpu = torch.device("cpu")
+    kernels, reason = choose_kernels(
+        cpu, torch.float32, True, options.arithmetic, options.instruction_set
+    )
     print(f"{reason}; {options.threads} threads")
-    parts = (bench_overhead, bench_packing, bench_linear, bench_attention, bench_small)
-    for part in (*parts, bench_sampling):
+    for part in (PARTS[name] for name in options.only):
         # Limits drift on a shared machine: each part is judged by what held when it began.
         stream, sgemm = calibrate(options.seconds)
         show("stream read", stream, "GB/s")

@@ -14,6 +14,7 @@ import pytest
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kernels import native
+from tandem.kernels.instructions import Instructions
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.live.launching import private_directory
 from tandem.live.launching.private_directory import read_private, write_private
@@ -255,7 +256,7 @@ def cache(tmp_path, monkeypatch):
     copied.chmod(0o755)
     built: list[Path] = []
 
-    def compile_library(compiler: str, library: Path) -> Path:
+    def compile_library(compiler: str, library: Path, _: Instructions) -> Path:
         built.append(library)
         fresh = library.with_suffix(".new")
         shutil.copy(good.path, fresh)

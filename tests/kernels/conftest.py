@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.kernels.faces import Kernels, native_kernels, reference_kernels
-from tandem.kernels.linear import has_bf16_products
+from tandem.kernels.linear import has_bf16_products, has_int8_products
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 
 
@@ -25,10 +25,20 @@ def native(library: NativeLibrary) -> Kernels:
 
 @pytest.fixture(scope="session")
 def narrow(library: NativeLibrary) -> Kernels:
-    """With products in bfloat16."""
+    """With products in fewer bits, where the processor has them."""
+    return native_kernels(library, narrow=True)
+
+
+@pytest.fixture
+def bf16_products(library: NativeLibrary) -> None:
     if not has_bf16_products(library):
         pytest.skip("this processor does not multiply in bfloat16")
-    return native_kernels(library, narrow=True)
+
+
+@pytest.fixture
+def int8_products(library: NativeLibrary) -> None:
+    if not has_int8_products(library):
+        pytest.skip("this processor does not multiply bytes")
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ def test_bits_that_change_have_a_number_of_their_own(native, library):
     )
 
 
+@pytest.mark.usefixtures("int8_products")
 def test_products_in_fewer_bits_are_another_arithmetic(native, narrow):
     cpu = torch.device("cpu")
     lines = {arithmetic_of(each, cpu, torch.float32) for each in (native, narrow)}

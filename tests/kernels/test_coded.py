@@ -47,6 +47,7 @@ def as_coded(x_TC: torch.Tensor, size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.usefixtures("int8_products")
 def test_products_of_bytes_are_of_coded_rows(
     narrow: Kernels, form: tuple[int, int, bool], out_features: int, in_features: int
 ) -> None:

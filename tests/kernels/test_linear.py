@@ -39,6 +39,7 @@ def test_native_agrees_with_reference(
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 @pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 20, 130])
+@pytest.mark.usefixtures("bf16_products")
 def test_products_in_bfloat16_are_of_rounded_rows(
     narrow: Kernels, reference: Kernels, out_features: int, in_features: int, rows: int
 ) -> None:
@@ -83,6 +84,7 @@ def test_rows_never_depend_on_their_company(
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
+@pytest.mark.usefixtures("bf16_products")
 def test_rows_in_bfloat16_never_depend_on_their_company(
     narrow: Kernels, data: st.DataObject
 ) -> None:
@@ -109,6 +111,7 @@ def test_threads_change_no_bit(
 
 
 @pytest.mark.parametrize("rows", [1, 4, 50, 500])
+@pytest.mark.usefixtures("bf16_products")
 def test_threads_change_no_bit_in_bfloat16(narrow: Kernels, two_threads: None, rows: int) -> None:
     check_threads(narrow, "bfloat16", rows)
 

@@ -97,7 +97,10 @@ def load_engine(directory: Path, options: ServeOptions) -> tuple[Engine, ServerP
     spec = replace(facts.spec, context_tokens=plan.worker.context_tokens)
     torch.set_num_threads(plan.threads)
     compute = torch.float32 if plan.device.type == "cpu" else getattr(torch, plan.storage)
-    kernels, _ = choose_kernels(plan.device, compute, options.native_kernels, options.arithmetic)
+    kernels, _ = choose_kernels(
+        *(plan.device, compute, options.native_kernels),
+        *(options.arithmetic, options.instruction_set),
+    )
     load = LoadPlan(
         directory,
         WeightForm(plan.storage, compute, plan.device, plan.as_stored),

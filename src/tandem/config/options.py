@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.units import BYTES
+from tandem.kernels.instructions import InstructionSet
 from tandem.policy.cascade import DEFAULT_FLOOR, DEFAULT_WINDOW_TOKENS
 
 # A size without a unit is in bytes; beyond so many somebody mistyped.
@@ -100,6 +101,14 @@ class ServeOptions(
     native_kernels: Annotated[
         bool, _doc("Compile and use the C++ kernels on a CPU.", "Switches")
     ] = True
+    instruction_set: Annotated[
+        InstructionSet,
+        _doc(
+            "What the C++ kernels are compiled for; auto: this processor. Workers of unlike "
+            "processors reuse each other's KV if all are given the same set and compiler.",
+            "Engine",
+        ),
+    ] = "auto"
     max_num_seqs: Annotated[
         int, _doc("Sequences that run at the same time.", "Engine", ge=1, le=4096)
     ] = 64

@@ -18,6 +18,7 @@ from tandem.engine.grammars import GrammarMasks
 from tandem.engine.slots import Slots
 from tandem.facts.request import TokenLogprobs
 from tandem.kernels.faces import Kernels
+from tandem.kernels.penalties import PenaltyRows
 from tandem.kernels.sampling import TokenLogprobs as ScoredTokens
 
 Logprobs = tuple[TokenLogprobs | None, ...]
@@ -40,11 +41,13 @@ class Sampler:
         row_slots = draws.slots
         wanting = np.flatnonzero(self._slots.wants_logprobs[row_slots])
         raw_logits_RV = None
-        adjusting = np.flatnonzero(self._slots.adjusts_logits[row_slots])
         if len(wanting):
             # Logprobs are those of the model, before anything that the client wished.
             raw_logits_RV = logits_RV[torch.from_numpy(wanting).to(logits_RV.device)]
-        for row in adjusting.tolist():
+        penalised = np.flatnonzero(self._slots.penalised[row_slots])
+        if len(penalised):
+            self._kernels.penalise(logits_RV, self._penalties(draws, penalised))
+        for row in np.flatnonzero(self._slots.adjusts_logits[row_slots]).tolist():
             self._adjust(logits_RV[row], draws, row)
         self._masks.apply(logits_RV, draws)
         rows = self._slots.sampling_rows(row_slots, draws.positions)
@@ -60,13 +63,24 @@ class Sampler:
         )
         return tokens_R, PendingLogprobs(len(row_slots), wanting, top_counts, scored)
 
+    def _penalties(self, draws: Draws, rows: np.ndarray) -> PenaltyRows:
+        row_slots = draws.slots[rows]
+        before = [self._tokens_before(draws, row) for row in rows.tolist()]
+        starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(tokens) for tokens in before], out=starts[1:])
+        return PenaltyRows(
+            rows=torch.from_numpy(rows),
+            tokens=torch.cat(before),
+            starts=torch.from_numpy(starts),
+            answers=torch.from_numpy(starts[:-1] + self._slots.prompt_tokens[row_slots]),
+            factors=torch.from_numpy(self._slots.penalties[row_slots]),
+        )
+
     def _adjust(self, logits_V: Tensor, draws: Draws, draw: int) -> None:
         slot = int(draws.slots[draw])
         sampling = self._slots.sampling[slot]
         prompt_tokens = int(self._slots.prompt_tokens[slot])
         tokens = self._tokens_before(draws, draw)
-        if sampling.penalised:
-            self._penalise(logits_V, slot, tokens.long())
         if sampling.uses_dry:
             self._apply_dry(logits_V, slot, tokens)
         if sampling.logit_bias:
@@ -86,20 +100,6 @@ class Sampler:
             return self._slots.tokens[slot, :position]
         known = self._slots.tokens[slot, : position - len(drafts)]
         return torch.cat((known, known.new_tensor(drafts)))
-
-    def _penalise(self, logits_V: Tensor, slot: int, tokens: Tensor) -> None:
-        """Repetition counts prompt and answer (Keskar et al., CTRL); presence and frequency count
-        the answer alone, as the OpenAI API defines them."""
-        sampling = self._slots.sampling[slot]
-        if sampling.repetition_penalty != 1.0:
-            seen = logits_V[tokens]
-            penalty = sampling.repetition_penalty
-            logits_V[tokens] = torch.where(seen > 0, seen / penalty, seen * penalty)
-        answer = tokens[int(self._slots.prompt_tokens[slot]) :]
-        if sampling.frequency_penalty or sampling.presence_penalty:
-            distinct, times = torch.unique(answer, return_counts=True)
-            weight = times.to(logits_V.dtype) * sampling.frequency_penalty
-            logits_V[distinct] -= weight + sampling.presence_penalty
 
     def _apply_dry(self, logits_V: Tensor, slot: int, tokens: Tensor) -> None:
         """The tokens are looked at on the host, as many as DRY looks back."""

@@ -58,6 +58,9 @@ class Slots:
         self._xtc_probability = np.zeros(slots, np.float32)
         self._filters_late = np.zeros(slots, np.bool_)
         self._seed = np.zeros(slots, np.int64)
+        self.penalised = np.zeros(slots, np.bool_)
+        # Repetition, frequency and presence.
+        self.penalties = np.zeros((slots, 3), np.float32)
         self.adjusts_logits = np.zeros(slots, np.bool_)
         # Of the sequences that must not draw some tokens.
         self.bans: list[Bans | None] = [None] * slots
@@ -137,6 +140,12 @@ class Slots:
         self.wants_logprobs[slot] = sampling.top_logprobs is not None
         self.has_adapter[slot] = placement.adapter is not None
         self.adapters[slot] = placement.adapter
+        self.penalised[slot] = sampling.penalised
+        self.penalties[slot] = (
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+        )
         self.adjusts_logits[slot] = sampling.adjusts_logits
         self.bans[slot] = Bans.of(sampling, self.device) if sampling.adjusts_logits else None
 

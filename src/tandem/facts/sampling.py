@@ -169,10 +169,9 @@ class SamplingParameters:
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether anything beside temperature and filters changes what is drawn."""
+        """Whether anything beside penalties, temperature and filters changes what is drawn."""
         return (
-            self.penalised
-            or self.uses_dry
+            self.uses_dry
             or bool(self.logit_bias)
             or bool(self.allowed_token_ids)
             or bool(self.bad_words)

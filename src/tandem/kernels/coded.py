@@ -1,8 +1,8 @@
 """Weights as codes of eight or four bits, with a scale (and an offset) for each group of inputs.
 
-Products are of bytes where the processor has instructions for that (AVX512-VNNI): each row of x is
-coded in the same groups, symmetrically with 8 bits, as llama.cpp does; sums of a group are exact,
-and those of all groups are float32. Elsewhere products are in float32.
+Products are of bytes where the processor has instructions for that: each row of x is coded in the
+same groups, symmetrically with 8 bits, as llama.cpp does; sums of a group are exact, and those of
+all groups are float32. Elsewhere products are in float32.
 
 Axes: T packed tokens, N output features, C input features, G groups along C, P columns of a panel.
 """

@@ -15,6 +15,7 @@ from tandem.kernels import (
     lora,
     masking,
     norm,
+    penalties,
     prompt_lookup,
     repetition,
     rotary,
@@ -28,6 +29,7 @@ from tandem.kernels.activation import (
 )
 from tandem.kernels.attention import NativePagedAttention, PagedAttention
 from tandem.kernels.coded import NativePackCoded, PackCoded
+from tandem.kernels.instructions import InstructionSet, require_instructions
 from tandem.kernels.linear import (
     NativeLinear,
     NativePack,
@@ -47,6 +49,7 @@ from tandem.kernels.masking import MaskLogits, NativeMaskLogits
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.norm import AddRmsNorm, NativeNorm, RmsNorm
 from tandem.kernels.packed import Arithmetic, Embed, Linear, Pack
+from tandem.kernels.penalties import NativePenalise, Penalise
 from tandem.kernels.prompt_lookup import LookUpPrompt, NativeLookUpPrompt
 from tandem.kernels.repetition import NativeRepeatedSuffixes, RepeatedSuffixes
 from tandem.kernels.rotary import NativeRotateAndStore, RotateAndStore
@@ -77,6 +80,7 @@ class Kernels:
     gated_activation: GatedActivation
     gelu: Gelu
     mask_logits: MaskLogits
+    penalise: Penalise
     sample: Sample
     sample_candidates: SampleCandidates
     token_logprobs: ScoreTokens
@@ -102,6 +106,7 @@ def reference_kernels() -> Kernels:
         gated_activation=activation.gated_activation,
         gelu=activation.gelu,
         mask_logits=masking.mask_logits,
+        penalise=penalties.penalise,
         sample=sampling.sample,
         sample_candidates=sampling.sample_candidates,
         token_logprobs=sampling.token_logprobs,
@@ -130,6 +135,7 @@ def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
         gated_activation=NativeGatedActivation(library),
         gelu=NativeGelu(library),
         mask_logits=NativeMaskLogits(library),
+        penalise=NativePenalise(library),
         sample=NativeSample(library),
         sample_candidates=NativeSampleCandidates(library),
         token_logprobs=NativeTokenLogprobs(library),
@@ -142,10 +148,15 @@ def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
 
 
 def choose_kernels(
-    device: torch.device, dtype: torch.dtype, allow_native: bool, arithmetic: Arithmetic = "float32"
+    device: torch.device,
+    dtype: torch.dtype,
+    allow_native: bool,
+    arithmetic: Arithmetic = "float32",
+    instruction_set: InstructionSet = "auto",
 ) -> tuple[Kernels, str]:
     """The bundle for a device and dtype, and one line that says why. With `auto` arithmetic a CPU
     multiplies matrices in bfloat16 and in codes as such, where it has instructions for that.
+    `instruction_set` is what native kernels are compiled for. Raises `InvalidConfiguration`.
 
     A first native choice on a machine compiles for a few seconds; later ones load from the cache.
     """
@@ -153,7 +164,8 @@ def choose_kernels(
         return reference_kernels(), "plain torch: native kernels are switched off"
     if device.type != "cpu" or dtype is not torch.float32:
         return reference_kernels(), f"plain torch: no native kernels for {dtype} on {device.type}"
-    library = load_library()
+    require_instructions(instruction_set)
+    library = load_library(instruction_set=instruction_set)
     if isinstance(library, BuildFailure):
         return reference_kernels(), f"plain torch: {library.reason}"
     narrow = arithmetic == "auto"

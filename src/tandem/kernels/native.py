@@ -21,14 +21,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Protocol
+
+from tandem.kernels.instructions import (
+    INSTRUCTIONS,
+    Instructions,
+    InstructionSet,
+    cpu_identity,
+)
 
 SOURCES = Path(__file__).resolve().parent / "cpp"
 COMPILERS = ("g++", "c++", "clang++")
 COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "-Wall")
-# Tried in turn: the first that compiles wins. Without OpenMP the kernels run on one thread.
-FLAG_SETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ())
 COMPILE_SECONDS = 300
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -64,13 +70,17 @@ def default_cache_directory() -> Path:
     return Path(root) / "tandem"
 
 
-def build(cache_directory: Path, compilers: Sequence[str] = COMPILERS) -> Path | BuildFailure:
+def build(
+    cache_directory: Path,
+    compilers: Sequence[str] = COMPILERS,
+    instruction_set: InstructionSet = "auto",
+) -> Path | BuildFailure:
     """The path of the library for this machine, built if it is not there yet."""
     compiler = next((found for name in compilers if (found := shutil.which(name))), None)
     if compiler is None:
         return BuildFailure(f"no C++ compiler on PATH (tried {', '.join(compilers)})")
     try:
-        library = cache_directory / f"kernels-{build_key(compiler)}.so"
+        library = cache_directory / f"kernels-{build_key(compiler, instruction_set)}.so"
         cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if problem := refused_directory(cache_directory):
             return BuildFailure(problem)
@@ -78,7 +88,9 @@ def build(cache_directory: Path, compilers: Sequence[str] = COMPILERS) -> Path |
             return library
         with file_lock(cache_directory / "kernels.lock"):
             # One that somebody else may have written is replaced.
-            return library if is_own(library) else compile_library(compiler, library)
+            if is_own(library):
+                return library
+            return compile_library(compiler, library, INSTRUCTIONS[instruction_set])
     except (OSError, subprocess.SubprocessError) as error:
         return BuildFailure(f"building native kernels failed: {error}")
 
@@ -120,25 +132,16 @@ def sources() -> list[Path]:
     return sorted(SOURCES.glob("*.cpp"))
 
 
-def build_key(compiler: str) -> str:
+def build_key(compiler: str, instruction_set: InstructionSet = "auto") -> str:
     """Covers all that decides the machine code: sources, compiler, flags, CPU."""
     digest = hashlib.blake2b(digest_size=12)
     for path in [*sources(), *sorted(SOURCES.glob("*.h"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    digest.update(version + repr((compiler, COMMON_FLAGS, FLAG_SETS, cpu_flags())).encode())
+    target = cpu_identity() if instruction_set == "auto" else platform.machine()
+    flags = (*COMMON_FLAGS, INSTRUCTIONS[instruction_set].flag_sets)
+    digest.update(version + repr((compiler, flags, target)).encode())
     return digest.hexdigest()
-
-
-def cpu_flags() -> str:
-    """What -march=native depends on; the model name where the kernel lists no flags."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    wanted = ("flags", "Features", "model name", "CPU part")
-    found = {line for line in lines if line.startswith(wanted)}
-    return "\n".join([platform.machine(), platform.processor(), *sorted(found)])
 
 
 @contextmanager
@@ -148,12 +151,15 @@ def file_lock(path: Path) -> Iterator[None]:
         yield
 
 
-def compile_library(compiler: str, library: Path) -> Path | BuildFailure:
+def compile_library(
+    compiler: str, library: Path, instructions: Instructions
+) -> Path | BuildFailure:
+    """The first way that compiles wins. Without OpenMP the kernels run on one thread."""
     complaint = ""
-    for flags in FLAG_SETS:
+    for openmp, flags in product((("-fopenmp",), ()), instructions.flag_sets):
         with tempfile.TemporaryDirectory(dir=library.parent) as work:
             finished = Path(work) / library.name
-            complaint = compile_and_link([compiler, *COMMON_FLAGS, *flags], finished)
+            complaint = compile_and_link([compiler, *COMMON_FLAGS, *flags, *openmp], finished)
             if not complaint:
                 finished.chmod(0o755)
                 finished.replace(library)
@@ -222,9 +228,11 @@ class NativeLibrary:
         return int(found())
 
 
-def load_library(cache_directory: Path | None = None) -> NativeLibrary | BuildFailure:
+def load_library(
+    cache_directory: Path | None = None, instruction_set: InstructionSet = "auto"
+) -> NativeLibrary | BuildFailure:
     """Builds if needed; a failure carries one line for the log of whoever asked."""
-    path = build(cache_directory or default_cache_directory())
+    path = build(cache_directory or default_cache_directory(), instruction_set=instruction_set)
     if isinstance(path, BuildFailure):
         return path
     try:

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.kernels.instructions import InstructionSet, require_instructions
 from tandem.kernels.native import (
     BuildFailure,
     Integer,
@@ -318,9 +319,13 @@ class NativeTransfer:
         return out
 
 
-def choose_transfer(allow_native: bool = True) -> Transfer:
-    """The native face where it can be built; both give the same bytes and the same checksums."""
+def choose_transfer(
+    allow_native: bool = True, instruction_set: InstructionSet = "auto"
+) -> Transfer:
+    """The native face where it can be built; both give the same bytes and the same checksums.
+    Raises `InvalidConfiguration`."""
     if not allow_native:
         return REFERENCE
-    library = load_library()
+    require_instructions(instruction_set)
+    library = load_library(instruction_set=instruction_set)
     return REFERENCE if isinstance(library, BuildFailure) else NativeTransfer(library)

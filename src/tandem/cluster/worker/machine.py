@@ -385,6 +385,7 @@ class WorkerMachine:
         failed = {builder.rows[row][0] for row in result.failed_rows}
         if result.prompt_logprobs:
             take_prompt_scores(builder, result)
+        confirm_computed, caching = self.sequences.confirm_computed, self.config.prefix_caching
         for sequence, end_tokens, drawn in landed_rows(builder, result):
             sequence.steps_in_flight -= 1
             if drawn:
@@ -405,13 +406,10 @@ class WorkerMachine:
             # any: they were drawn from KV that was whole when the step ran.
             if sequence.phase is Phase.RUNNING:
                 # Behind the end of an answer there may be drafts that were kept.
-                computed_tokens = min(end_tokens, sequence.known_tokens)
-                self.sequences.confirm_computed(
-                    sequence, computed_tokens, self.config.prefix_caching
-                )
+                confirm_computed(sequence, min(end_tokens, sequence.known_tokens), caching)
                 if sequence.transfers_after:
                     computed.append(sequence)
-            if drawn:
+            if ended or (drawn and sequence.transfers_after):
                 self._tokens_taken(sequence, ended, effects)
         if self.drafting:
             self.drafting.step_landed(builder, result, now_ns)
@@ -419,10 +417,11 @@ class WorkerMachine:
         return emission.effects() + effects + report_kv(computed, self.sequences.pool)
 
     def _tokens_taken(self, sequence: Sequence, ended: bool, effects: list[WorkerEffect]) -> None:
-        """After tokens were drawn: the sequence ends, waits for its next worker, or goes on."""
+        """After tokens were drawn: the sequence ends, or waits for its next worker if none are
+        under way."""
         if ended:
             self._end(sequence, effects)
-        elif sequence.transfers_after and not sequence.unseen:
+        elif not sequence.unseen:
             del self.unfinished[sequence.request.request_id]
             self.sequences.pin_for_transfer(sequence)
 

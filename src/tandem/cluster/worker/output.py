@@ -52,23 +52,24 @@ class StepOutput:
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
         self.tokens: list[int] = []
-        self.reasons: list[FinishReason | None] = []
-        self.stopped: list[bool] = []
         self.logprobs: list[TokenLogprobs | None] = []
-        self.prompt_logprobs: list[PromptLogprobs] = []
+        # What few rows have, by row.
+        self.ends: dict[int, tuple[FinishReason, bool]] = {}
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
 
     def take(self, sequence: Sequence, result: StepResult, drawn: range) -> bool:
         """Give the sequence its tokens, up to one that ends it. Whether one does."""
         for token_index in drawn:
             token = result.tokens[token_index]
             reason, stopped = sequence.append(token)
-            self.sequences.append(sequence)
-            self.tokens.append(token)
-            self.reasons.append(reason)
-            self.stopped.append(stopped)
-            self.prompt_logprobs.append(sequence.take_prompt_scores())
+            if sequence.prompt_scores is not None:
+                self.prompt_logprobs[len(self.tokens)] = sequence.take_prompt_scores()
             if result.logprobs:
                 self.logprobs.append(result.logprobs[token_index])
+            if reason is not None:
+                self.ends[len(self.tokens)] = reason, stopped
+            self.sequences.append(sequence)
+            self.tokens.append(token)
             if reason is not None:
                 return True
         return False
@@ -77,15 +78,21 @@ class StepOutput:
         """One `EmitTokens`, or nothing when no token was taken."""
         if not self.sequences:
             return []
+        rows = len(self.tokens)
+        reasons: list[FinishReason | None] = [None] * rows
+        stopped = [False] * rows
+        for row, (reason, by_token) in self.ends.items():
+            reasons[row], stopped[row] = reason, by_token
+        prompts = self.prompt_logprobs
         return [
             EmitTokens(
                 request_ids=tuple([each.request.request_id for each in self.sequences]),
                 tokens=tuple(self.tokens),
-                finish_reasons=tuple(self.reasons),
-                stopped_by_token=tuple(self.stopped),
+                finish_reasons=tuple(reasons),
+                stopped_by_token=tuple(stopped),
                 cached_tokens=tuple([each.prefix_hit.cached_tokens for each in self.sequences]),
                 logprobs=tuple(self.logprobs),
-                prompt_logprobs=_unless_none(self.prompt_logprobs),
+                prompt_logprobs=tuple(map(prompts.get, range(rows))) if prompts else (),
             )
         ]
 

@@ -187,7 +187,7 @@ class StepPlanner:
             decodes = self._one_stage_full(decodes, free_steps)
         if self._drafting:
             self._draft_rule = self._drafting.rule([sequence.drafts for sequence in decodes])
-        self._continue(builder, decodes)
+        self._decode(builder, decodes)
         if prefills:
             self._admit_waiting(builder, prefills[0])
             self._continue(builder, prefills)
@@ -224,6 +224,29 @@ class StepPlanner:
         ready = [sequence for sequence in decodes if not sequence.unseen]
         fair_share = -(-len(decodes) // self.pipeline_stages)
         return ready[: min(fair_share, -(-len(ready) // free_stages))]
+
+    def _decode(self, builder: PlanBuilder, decodes: list[Sequence]) -> None:
+        """As `_continue`, for sequences with one token pending each."""
+        guesses = any(sequence.proposal is not NO_GUESSES for sequence in decodes)
+        if guesses or self._draft_rule.longest or len(decodes) > builder.budget_tokens:
+            self._continue(builder, decodes)
+            return
+        block_size, pool = self.sequences.block_size, self.sequences.pool
+        ready: list[Sequence] = []
+        for sequence in decodes:
+            residency = sequence.residency
+            has_room = residency.scheduled < len(residency.blocks) * block_size
+            if residency.placed and (has_room or pool.free_blocks):
+                if not has_room:
+                    self.settled = False
+                    builder.add_block(sequence, pool.allocate())
+                ready.append(sequence)
+                continue
+            # Whoever has to make room must not take it from those that are ready.
+            builder.add_decodes(ready)
+            ready = []
+            self._continue(builder, [sequence])
+        builder.add_decodes(ready)
 
     def _continue(self, builder: PlanBuilder, sequences: list[Sequence]) -> None:
         for place, sequence in enumerate(sequences):

@@ -45,8 +45,9 @@ struct CodedCall {
 };
 
 constexpr int64_t kChunk = 256;
-// From here on unpacking a stretch once costs less than for each group of rows.
-constexpr int64_t kUnpackRows = 12;
+// From here on unpacking a stretch once costs less than for each group of rows; sums in int16 want it
+// as it is.
+constexpr int64_t kUnpackRows = kSumsInInt16 ? INT64_MAX : 12;
 
 void finish(const CodedCall& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
   const int64_t first = panel * kPanelColumns;

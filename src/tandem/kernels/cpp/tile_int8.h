@@ -8,8 +8,101 @@
 
 namespace tandem {
 
-// Sums of a group are kept beside those of all groups: so many rows fill the registers.
-constexpr int kCodeRows = 3;
+// A register of codes holds a four of k for each of kLanes columns. Processors differ in how they add
+// the products of a four to sums in int32; those are whole numbers, and the same everywhere. `kTaken`
+// is taken from codes of eight bits before, where products want bytes with a sign.
+#if defined(__AVX512VNNI__)
+
+constexpr bool kHasInt8Products = true;
+constexpr int32_t kTaken = 0;
+
+inline Ints add_four(Ints sums, Ints codes, Ints x) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, (__m512i)x);
+}
+
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+
+constexpr bool kHasInt8Products = true;
+constexpr int32_t kTaken = 0;
+
+inline Ints add_four(Ints sums, Ints codes, Ints x) {
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, (__m256i)x);
+}
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+constexpr bool kHasInt8Products = true;
+constexpr int32_t kTaken = 128;
+
+inline Ints add_four(Ints sums, Ints codes, Ints x) {
+  return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)codes, (int8x16_t)x);
+}
+
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+
+#define TANDEM_SUMS_IN_INT16 1
+constexpr bool kHasInt8Products = true;
+constexpr int32_t kTaken = 128;
+
+// Products of bytes without a sign and bytes with one, summed in pairs, which must fit int16.
+inline Ints multiply_pairs(Ints codes, Ints x) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_maddubs_epi16((__m512i)codes, (__m512i)x);
+#else
+  return (Ints)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
+#endif
+}
+
+inline Ints add_shorts(Ints a, Ints b) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_add_epi16((__m512i)a, (__m512i)b);
+#else
+  return (Ints)_mm256_add_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+inline Ints sum_pairs(Ints shorts) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)shorts, _mm512_set1_epi16(1));
+#else
+  return (Ints)_mm256_madd_epi16((__m256i)shorts, _mm256_set1_epi16(1));
+#endif
+}
+
+// The signs of codes go to x: a pair is then 2 * 128 * 127 at most.
+inline Ints add_four(Ints sums, Ints codes, Ints x) {
+#if defined(__AVX512BW__)
+  const __mmask64 negative = _mm512_movepi8_mask((__m512i)codes);
+  x = (Ints)_mm512_mask_sub_epi8((__m512i)x, negative, _mm512_setzero_si512(), (__m512i)x);
+  codes = (Ints)_mm512_abs_epi8((__m512i)codes);
+#else
+  x = (Ints)_mm256_sign_epi8((__m256i)x, (__m256i)codes);
+  codes = (Ints)_mm256_abs_epi8((__m256i)codes);
+#endif
+  return sums + sum_pairs(multiply_pairs(codes, x));
+}
+
+#else
+
+constexpr bool kHasInt8Products = false;
+constexpr int32_t kTaken = 0;
+
+inline Ints add_four(Ints sums, Ints, Ints) { return sums; }
+
+#endif
+
+#if defined(TANDEM_SUMS_IN_INT16)
+constexpr bool kSumsInInt16 = true;
+#else
+constexpr bool kSumsInInt16 = false;
+#endif
+
+// Sums of a group are kept beside those of all groups: so many rows at once, and of so many
+// registers of columns, fill the register file.
+constexpr int kCodeRows = kRegisters < 32 ? 4 : 3;
+constexpr int code_vectors(int rows) {
+  return kRegisters >= 32 ? 4 : rows == 1 ? 8 : rows == 2 ? 4 : 2;
+}
 
 // Rows of x as codes: value = code * scale, with the sum of the codes of each group.
 struct CodedRows {
@@ -38,76 +131,120 @@ struct CodedPanel {
   int64_t groups() const { return (depth + group - 1) / group; }
 };
 
-#if defined(__AVX512VNNI__)
-
-constexpr bool kHasInt8Products = true;
-
-template <int Bits>
-inline __attribute__((always_inline)) void load_codes(const uint8_t* fours, __m512i (&row)[kPanelVectors],
-                                                      bool second) {
-  for (int v = 0; v < kPanelVectors; ++v) {
-    row[v] = _mm512_loadu_si512(fours + v * 64);
-    if (Bits == 4) {
-      if (second) row[v] = _mm512_srli_epi16(row[v], 4);
-      row[v] = _mm512_and_si512(row[v], _mm512_set1_epi8(0x0f));
-    }
+// Codes of one part of a word: of eight bits there is one.
+template <int Vectors, int Bits>
+inline __attribute__((always_inline)) void load_codes(const uint8_t* words, int part,
+                                                      Ints (&row)[Vectors]) {
+  for (int v = 0; v < Vectors; ++v) {
+    row[v] = load_raw<Ints>(words + v * kLanes * 4);
+    if (Bits == 4) row[v] = (part ? row[v] >> 4 : row[v]) & splat_int(0x0f0f0f0f);
+    if (Bits == 8 && kTaken) row[v] ^= splat_int((int32_t)0x80808080);
   }
 }
 
-template <int Rows, int Bits>
-inline __attribute__((always_inline)) const uint8_t* add_group(__m512i (&sums)[Rows][kPanelVectors],
-                                                               const int8_t* x, ptrdiff_t x_stride,
-                                                               const uint8_t* codes, int64_t depth) {
+// A stretch of a group, of some columns, word after word.
+template <int Rows, int Vectors, int Bits>
+inline __attribute__((always_inline)) void add_words(Ints (&sums)[Rows][Vectors], const int8_t* x,
+                                                     ptrdiff_t x_stride, const uint8_t* words,
+                                                     int64_t depth) {
   constexpr int parts = 8 / Bits;
-  for (int64_t k = 0; k < depth; k += 4 * parts, codes += 4 * kPanelColumns)
+  for (int64_t k = 0; k < depth; k += 4 * parts, words += 4 * kPanelColumns)
     for (int part = 0; part < parts; ++part) {
-      __m512i row[kPanelVectors];
-      load_codes<Bits>(codes, row, part == 1);
+      Ints row[Vectors];
+      load_codes<Vectors, Bits>(words, part, row);
       for (int r = 0; r < Rows; ++r) {
-        const __m512i four = _mm512_set1_epi32(load_raw<int32_t>(x + r * x_stride + k + 4 * part));
-        for (int v = 0; v < kPanelVectors; ++v)
-          sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], row[v], four);
+        const Ints four = splat_int(load_raw<int32_t>(x + r * x_stride + k + 4 * part));
+        for (int v = 0; v < Vectors; ++v) sums[r][v] = add_four(sums[r][v], row[v], four);
       }
     }
-  return codes;
+}
+
+#if defined(TANDEM_SUMS_IN_INT16)
+
+// Of so many k the products of codes of four bits fit int16: 8 * 2 * 15 * 127.
+constexpr int64_t kShortDepth = 32;
+
+template <int Rows, int Vectors>
+inline __attribute__((always_inline)) void add_shorts(Ints (&sums)[Rows][Vectors], const int8_t* x,
+                                                      ptrdiff_t x_stride, const uint8_t* words,
+                                                      int64_t depth) {
+  for (int64_t first = 0; first < depth; first += kShortDepth) {
+    Ints shorts[Rows][Vectors] = {};
+    const int64_t end = depth - first < kShortDepth ? depth : first + kShortDepth;
+    for (int64_t k = first; k < end; k += 8, words += 4 * kPanelColumns)
+      for (int part = 0; part < 2; ++part) {
+        Ints row[Vectors];
+        load_codes<Vectors, 4>(words, part, row);
+        for (int r = 0; r < Rows; ++r) {
+          const Ints four = splat_int(load_raw<int32_t>(x + r * x_stride + k + 4 * part));
+          for (int v = 0; v < Vectors; ++v)
+            shorts[r][v] = add_shorts(shorts[r][v], multiply_pairs(row[v], four));
+        }
+      }
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) sums[r][v] += sum_pairs(shorts[r][v]);
+  }
+}
+
+#endif
+
+template <int Rows, int Vectors, int Bits>
+inline __attribute__((always_inline)) void add_group(Ints (&sums)[Rows][Vectors], const int8_t* x,
+                                                     ptrdiff_t x_stride, const uint8_t* words,
+                                                     int64_t depth) {
+#if defined(TANDEM_SUMS_IN_INT16)
+  if (Bits == 4) return add_shorts(sums, x, x_stride, words, depth);
+#endif
+  add_words<Rows, Vectors, Bits>(sums, x, x_stride, words, depth);
+}
+
+// Sums of one group, of columns from `first` on, into those of all groups.
+template <int Rows, int Vectors>
+inline __attribute__((always_inline)) void scale_sums(const Ints (&sums)[Rows][Vectors],
+                                                      const CodedRows& x, const CodedPanel& panel,
+                                                      int64_t g, int first,
+                                                      Floats (&acc)[Rows][kPanelVectors]) {
+  for (int v = 0; v < Vectors; ++v) {
+    const int64_t place = g * kPanelColumns + (first + v) * kLanes;
+    const Floats scale = panel.scale ? load(panel.scale + place) : splat(1.0f);
+    for (int r = 0; r < Rows; ++r) {
+      const Floats both = scale * splat(x.scale[r * x.groups + g]);
+      Floats& total = acc[r][first + v];
+      total = multiply_add(__builtin_convertvector(sums[r][v], Floats), both, total);
+    }
+    if (!panel.offset) continue;
+    const Floats offset = load(panel.offset + place);
+    for (int r = 0; r < Rows; ++r) {
+      const float sum = x.scale[r * x.groups + g] * (float)x.sum[r * x.groups + g];
+      acc[r][first + v] = multiply_add(offset, splat(sum), acc[r][first + v]);
+    }
+  }
 }
 
 template <int Rows, int Bits>
 inline __attribute__((noinline)) void tile_codes(float* c, CodedRows x, CodedPanel panel, bool fresh) {
-  __m512 acc[Rows][kPanelVectors];
+  constexpr int vectors = code_vectors(Rows);
+  constexpr int32_t taken = Bits == 8 ? kTaken : 0;
+  Floats acc[Rows][kPanelVectors];
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < kPanelVectors; ++v)
-      acc[r][v] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * kPanelColumns + v * kLanes);
-  const uint8_t* codes = panel.codes;
+      acc[r][v] = fresh ? Floats{} : load(c + r * kPanelColumns + v * kLanes);
+  const uint8_t* words = panel.codes;
   for (int64_t g = 0; g < panel.groups(); ++g) {
     const int64_t k = g * panel.group;
     const int64_t depth = panel.depth - k < panel.group ? panel.depth - k : panel.group;
-    __m512i sums[Rows][kPanelVectors];
-    for (int r = 0; r < Rows; ++r)
-      for (int v = 0; v < kPanelVectors; ++v)
-        sums[r][v] = _mm512_set1_epi32(-panel.zero * x.sum[r * x.groups + g]);
-    codes = add_group<Rows, Bits>(sums, x.codes + k, x.stride, codes, depth);
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const int64_t place = g * kPanelColumns + v * kLanes;
-      const __m512 scale = panel.scale ? (__m512)load(panel.scale + place) : _mm512_set1_ps(1.0f);
-      for (int r = 0; r < Rows; ++r) {
-        const __m512 x_scale = _mm512_set1_ps(x.scale[r * x.groups + g]);
-        const __m512 both = _mm512_mul_ps(scale, x_scale);
-        acc[r][v] = _mm512_fmadd_ps((__m512)__builtin_convertvector((Ints)sums[r][v], Floats), both, acc[r][v]);
-      }
+    for (int first = 0; first < kPanelVectors; first += vectors) {
+      Ints sums[Rows][vectors];
+      for (int r = 0; r < Rows; ++r)
+        for (int v = 0; v < vectors; ++v)
+          sums[r][v] = splat_int((taken - panel.zero) * x.sum[r * x.groups + g]);
+      add_group<Rows, vectors, Bits>(sums, x.codes + k, x.stride, words + first * kLanes * 4, depth);
+      scale_sums<Rows, vectors>(sums, x, panel, g, first, acc);
     }
-    if (panel.offset)
-      for (int r = 0; r < Rows; ++r) {
-        const float sum = x.scale[r * x.groups + g] * (float)x.sum[r * x.groups + g];
-        for (int v = 0; v < kPanelVectors; ++v) {
-          const __m512 offset = (__m512)load(panel.offset + g * kPanelColumns + v * kLanes);
-          acc[r][v] = _mm512_fmadd_ps(offset, _mm512_set1_ps(sum), acc[r][v]);
-        }
-      }
+    words += depth * kPanelColumns * Bits / 8;
   }
   for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < kPanelVectors; ++v)
-      _mm512_storeu_ps(c + r * kPanelColumns + v * kLanes, acc[r][v]);
+    for (int v = 0; v < kPanelVectors; ++v) store(c + r * kPanelColumns + v * kLanes, acc[r][v]);
 }
 
 // c [rows, 64] (+)= x [rows, depth] x panel [depth, 64]; `fresh` starts from zero.
@@ -116,18 +253,10 @@ inline void tile_codes(int rows, float* c, const CodedRows& x, const CodedPanel&
   switch (rows) {
     case 1: return tile_codes<1, Bits>(c, x, panel, fresh);
     case 2: return tile_codes<2, Bits>(c, x, panel, fresh);
-    default: return tile_codes<3, Bits>(c, x, panel, fresh);
+    case 3: return tile_codes<3, Bits>(c, x, panel, fresh);
+    default: return tile_codes<kCodeRows, Bits>(c, x, panel, fresh);
   }
 }
-
-#else
-
-constexpr bool kHasInt8Products = false;
-
-template <int Bits>
-inline void tile_codes(int, float*, const CodedRows&, const CodedPanel&, bool) {}
-
-#endif
 
 // Codes of one row, symmetric within each group; those behind its end are zero. A group with an
 // infinity or no number has no number as its scale, and so has every sum over it.

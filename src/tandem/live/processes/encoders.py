@@ -79,7 +79,10 @@ def _load(wanted: EncoderOptions, options: ServeOptions, threads: int) -> Served
         if wanted.normalize is not None:
             pooling = replace(pooling, normalised=wanted.normalize)
         device = torch.device("cpu")
-        kernels, _ = choose_kernels(device, torch.float32, options.native_kernels)
+        kernels, _ = choose_kernels(
+            *(device, torch.float32, options.native_kernels),
+            instruction_set=options.instruction_set,
+        )
         form = WeightForm("float32", torch.float32, device)
         load = load_decoder_encoder if causal else load_encoder
         encoder = load(directory, form, kernels, pooling=pooling)

@@ -66,7 +66,8 @@ def plan_model(
     plan = resolve(options, facts, machine, ranks, host_tier_bytes=host_tier_bytes, share=share)
     weights = _weights(directory, options, plan.threads)
     kernels, reason = choose_kernels(
-        plan.device, _compute(plan), options.native_kernels, options.arithmetic
+        *(plan.device, _compute(plan), options.native_kernels),
+        *(options.arithmetic, options.instruction_set),
     )
     plan = plan.of_model(
         content_of(spec, plan.storage, weights, facts.quantization, as_stored=plan.as_stored),

@@ -81,7 +81,8 @@ def _run(setup: PoolNodeSetup) -> Leave:
     startup = StartUp(setup.node)
     startup.so_far("import")
     block_format, inbox = setup.shared_format, PoolInbox()
-    transfer = choose_transfer(gateway_options(setup.cluster, ()).native_kernels)
+    options = gateway_options(setup.cluster, ())
+    transfer = choose_transfer(options.native_kernels, options.instruction_set)
     tags = BlockTags(block_secret(setup), block_format, transfer)
     with ExitStack() as undo:
         with startup.phase("memory"):

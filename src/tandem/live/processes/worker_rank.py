@@ -254,7 +254,7 @@ def _make_transfer_engine(
         wire_dtype=transport.wire_dtype,
         timeout_s=setup.cluster.health.transfer_timeout_s,
     )
-    transfer = choose_transfer(setup.options.native_kernels)
+    transfer = choose_transfer(setup.options.native_kernels, setup.options.instruction_set)
     return KvTransferEngine(
         TransferMemory(memory.region, planned.export, place.rank, transfer),
         make_connectors(setup, agent),

@@ -49,7 +49,7 @@ def make_tiers(planned: PlannedWorker, store: KvStore, inbox: Inbox) -> WorkerTi
     plan = planned.model.plan
     own = block_format(plan.worker.root, plan.layout)
     config = _config(setup, own)
-    transfer = choose_transfer(setup.options.native_kernels)
+    transfer = choose_transfer(setup.options.native_kernels, setup.options.instruction_set)
     stores = local_stores(setup.worker, config, setup.cluster.tiers.disk, own, transfer)
     if Tier.DISK in stores:
         config = replace(config, found=stores[Tier.DISK].stored_blocks())
