@@ -1,6 +1,6 @@
-"""The engine against the machine's own limits and against `transformers`, all in one run.
+"""The engine against the machine's own limits, all in one run; `peers.py` has it beside others.
 
-python bench/engine.py [--only steps,overhead,peers,memory,arithmetic] [--arithmetic float32]
+python bench/engine.py [--only steps,overhead,memory,arithmetic] [--arithmetic float32]
     [--output results/engine.json]
 """
 
@@ -16,7 +16,6 @@ from figures import Figure, show, write
 from limits import measure_limits
 from memory import memory_figure
 from overhead import overhead_figures
-from peers import peer_figures
 from steps import step_figures
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.packed import Arithmetic, Storage
@@ -26,7 +25,6 @@ Section = Callable[[Kernels], list[Figure]]
 SECTIONS: dict[str, Section] = {
     "overhead": overhead_figures,
     "steps": lambda kernels: step_figures(kernels, STORAGES),
-    "peers": lambda kernels: peer_figures(kernels, ["float32", "bfloat16"]),
     "memory": lambda _: [memory_figure()],
     "arithmetic": lambda _: arithmetic_figures(),
 }

@@ -1,154 +1,235 @@
-"""The same weights and the same requests through `transformers` generate, in the same run."""
+"""Tandem's engine beside OpenVINO GenAI, llama.cpp and transformers, in one run and in turns: the
+shape of Qwen2.5-0.5B with random weights, prompts computed, tokens decoded, many requests at once.
 
+OpenVINO and llama.cpp have an environment of their own, `.peers`, which the first run makes
+(llama.cpp is compiled, which takes minutes).
+
+Usage: python bench/peers.py [--kinds 16-bit,8-bit,4-bit] [--rounds 5] [--threads 2]
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from rich.console import Console
+from rich.table import Table
 
-from figures import Figure
-from limits import Summary, summarised
-from model import HALF_BILLION, Rig, load
-from tandem.kernels.faces import Kernels
-from tandem.kernels.packed import Storage
-from traffic import CONCURRENT, MIXED, SINGLE, answers, our_rate, prompt
+from limits import measure_limits
+from peer_files import write_folder, write_gguf
+from traffic import MIXED
 
-ROUNDS = 3
-Peers = dict[str, Qwen2ForCausalLM]
-Rigs = dict[Storage, Rig]
-
-
-def peer_model(dtype: torch.dtype) -> Qwen2ForCausalLM:
-    """The half-billion shape with random weights, made by the peer itself: always the same."""
-    torch.manual_seed(0)
-    attention = HALF_BILLION.attention
-    config = Qwen2Config(
-        vocab_size=HALF_BILLION.vocabulary_tokens,
-        hidden_size=HALF_BILLION.hidden_features,
-        intermediate_size=HALF_BILLION.feed_forward_features,
-        num_hidden_layers=HALF_BILLION.layers,
-        num_attention_heads=attention.heads,
-        num_key_value_heads=attention.kv_heads,
-        max_position_embeddings=HALF_BILLION.context_tokens,
-        rope_parameters={"rope_type": "default", "rope_theta": HALF_BILLION.rope.theta},
-        rms_norm_eps=HALF_BILLION.norm.eps,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).to(dtype).eval()
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "peer_programs"
+ENVIRONMENT = HERE.parent / ".peers"
+CONTEXT_TOKENS, DECODED_TOKENS, CONCURRENT = 2304, 33, 16
+OURS = "tandem"
 
 
-@torch.inference_mode()
-def peer_rate(model: Qwen2ForCausalLM, lengths: list[tuple[int, int]]) -> float:
-    """Useful tokens a second of one padded batch: a static batch runs until its longest answer is
-    done, and what it generates beyond the shorter ones is of no use."""
-    longest = max(length for length, _ in lengths)
-    rows = [prompt(index, length) for index, (length, _) in enumerate(lengths)]
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-    most = max(answer for _, answer in lengths)
-    start = time.perf_counter()
-    model.generate(
-        ids,
-        attention_mask=mask,
-        min_new_tokens=most,
-        max_new_tokens=most,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return sum(answer for _, answer in lengths) / (time.perf_counter() - start)
+@dataclass(frozen=True)
+class Peer:
+    """One way to run the model: a program, the checkpoint that it reads (a GGUF type, or the folder
+    of transformers where empty), and what the program is told of it."""
+
+    program: str
+    kind: str
+    gguf: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.program} {self.kind}"
 
 
-def same_answer(model: Qwen2ForCausalLM, rig: Rig) -> bool:
-    """Whether both sides say the same tokens, greedily, in float32."""
-    ids = torch.tensor([prompt(0, SINGLE[0])])
-    with torch.inference_mode():
-        theirs = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            min_new_tokens=SINGLE[1],
-            max_new_tokens=SINGLE[1],
-            do_sample=False,
-            pad_token_id=0,
-        )
-    return bool(theirs[0, SINGLE[0] :].tolist() == answers(rig, [SINGLE])["0"])
-
-
-def peer_figures(kernels: Kernels, storages: list[Storage]) -> list[Figure]:
-    """Ours in each storage against the faster of the peer's precisions, in alternating runs."""
-    peers = {"float32": peer_model(torch.float32), "bfloat16": peer_model(torch.bfloat16)}
-    with tempfile.TemporaryDirectory() as folder:
-        peers["float32"].save_pretrained(folder)
-        rigs = {
-            storage: Rig.around(
-                load(HALF_BILLION, storage, kernels, Path(folder)), CONCURRENT, 1024
-            )
-            for storage in storages
-        }
-    if not same_answer(peers["float32"], rigs["float32"]):
-        raise RuntimeError("both sides have the same weights but say different tokens")
-    padded = f"{CONCURRENT} mixed requests (theirs one padded batch)"
-    return [
-        *compare(Contest("batch 1", [SINGLE], "≥ 1.5"), peers, rigs),
-        *compare(Contest(padded, MIXED, "≥ 4"), peers, rigs),
-        *queue_figures(peers, rigs),
-    ]
+KINDS: dict[str, tuple[Peer, ...]] = {
+    "16-bit": (
+        Peer(OURS, "bfloat16"),
+        Peer("openvino", "F16", "F16"),
+        Peer("llama_cpp", "F16", "F16"),
+        Peer("llama_cpp", "BF16", "BF16"),
+        Peer("transformers", "bfloat16"),
+        Peer("transformers", "float32"),
+    ),
+    "8-bit": (
+        Peer(OURS, "int8"),
+        Peer("openvino", "Q8_0", "Q8_0"),
+        Peer("llama_cpp", "Q8_0", "Q8_0"),
+    ),
+    "4-bit": (
+        Peer(OURS, "int4"),
+        Peer("openvino", "Q4_0", "Q4_0"),
+        Peer("llama_cpp", "Q4_0", "Q4_0"),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Requests that both sides answer."""
+    """Requests at once, as (prompt, answer) tokens, and what of an answer counts, in tokens a
+    second; the goal is times the best peer."""
 
     name: str
     lengths: list[tuple[int, int]]
-    goal: str
+    rate: Callable[["Contest", dict[str, Any]], float]
+    goal: float
+
+    def asked(self, number: int) -> dict[str, Any]:
+        """Other prompts each time, of tokens that are in every vocabulary."""
+        prompts = [
+            [(31 * (index + 17 * number) + 7 * place) % 5000 + 1 for place in range(tokens)]
+            for index, (tokens, _) in enumerate(self.lengths)
+        ]
+        return {"prompts": prompts, "answers": [answer for _, answer in self.lengths]}
 
 
-def compare(contest: Contest, peers: Peers, rigs: Rigs) -> list[Figure]:
-    theirs: dict[str, list[float]] = {precision: [] for precision in peers}
-    ours: dict[Storage, list[float]] = {storage: [] for storage in rigs}
-    for _ in range(1 + ROUNDS):
-        for precision, model in peers.items():
-            theirs[precision].append(peer_rate(model, contest.lengths))
-        for storage, rig in rigs.items():
-            ours[storage].append(our_rate(rig, contest.lengths))
-    # The first round warms both sides up.
-    rates = {precision: summarised(rounds[1:]).median for precision, rounds in theirs.items()}
-    best = max(rates, key=lambda precision: rates[precision])
-    return [
-        figure(contest, storage, summarised(rounds[1:]), (best, rates[best]))
-        for storage, rounds in ours.items()
-    ]
+def prefill_rate(contest: Contest, answer: dict[str, Any]) -> float:
+    return contest.lengths[0][0] / float(answer["seconds"])
 
 
-def queue_figures(peers: Peers, rigs: Rigs) -> list[Figure]:
-    """The same requests when the peer takes them one after the other, as its `generate` does for
-    callers who do not know of each other. One round: it is long, and both sides are warm."""
-    answer_tokens = sum(answer for _, answer in MIXED)
-    rates = {}
-    for precision, model in peers.items():
-        start = time.perf_counter()
-        for lengths in MIXED:
-            peer_rate(model, [lengths])
-        rates[precision] = answer_tokens / (time.perf_counter() - start)
-    best = max(rates, key=lambda precision: rates[precision])
-    name = f"{CONCURRENT} mixed requests (theirs one after the other)"
-    contest = Contest(name, MIXED, "≥ 4")
-    return [
-        figure(contest, storage, Summary(our_rate(rig, MIXED), 0.0), (best, rates[best]))
-        for storage, rig in rigs.items()
-    ]
+def decode_rate(_: Contest, answer: dict[str, Any]) -> float:
+    instants = answer["instants"]
+    return (len(instants) - 1) / float(instants[-1] - instants[0])
 
 
-def figure(contest: Contest, storage: Storage, ours: Summary, peer: tuple[str, float]) -> Figure:
-    precision, rate = peer
-    return Figure(
-        f"{contest.name}, {storage}",
-        ours.median,
-        "tok/s",
-        ours.spread,
-        rate,
-        f"tok/s transformers {precision}",
-        contest.goal,
+def total_rate(contest: Contest, answer: dict[str, Any]) -> float:
+    return sum(tokens for _, tokens in contest.lengths) / float(answer["seconds"])
+
+
+CONTESTS = (
+    Contest("prefill of 512", [(512, 1)], prefill_rate, 1.0),
+    Contest("prefill of 2,048", [(2048, 1)], prefill_rate, 1.0),
+    Contest("decode, context 128", [(128, DECODED_TOKENS)], decode_rate, 1.1),
+    Contest("decode, context 2,000", [(2000, DECODED_TOKENS)], decode_rate, 1.1),
+    Contest("16 mixed requests", MIXED, total_rate, 1.5),
+)
+
+
+@dataclass
+class Running:
+    """A peer's process, which waits to be asked, and its rates by contest."""
+
+    peer: Peer
+    process: "subprocess.Popen[str]"
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    first_tokens: dict[str, list[int]] = field(default_factory=dict)
+
+    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{self.peer.name} ended: see its words above")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def run(self, contest: Contest, number: int) -> None:
+        """The first round warms up."""
+        answer = self.ask(contest.asked(number))
+        self.first_tokens[contest.name] = answer["first_tokens"]
+        if number:
+            self.rates.setdefault(contest.name, []).append(contest.rate(contest, answer))
+
+
+@contextmanager
+def running(peer: Peer, checkpoint: Path, threads: int) -> Iterator[Running]:
+    in_project = peer.program in (OURS, "transformers")
+    python = sys.executable if in_project else str(ENVIRONMENT / "bin" / "python")
+    command = [python, str(PROGRAMS / f"{peer.program}_program.py")]
+    command += ["--model", str(checkpoint), "--kind", peer.kind, "--threads", str(threads)]
+    command += ["--sequences", str(CONCURRENT), "--context-tokens", str(CONTEXT_TOKENS)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        if process.stdout.readline().strip() != "ready":
+            raise RuntimeError(f"{peer.name} does not start: see its words above")
+        yield Running(peer, process)
+        process.stdin.close()
+
+
+def make_environment() -> None:
+    requirements = PROGRAMS / "requirements.txt"
+    stamp = ENVIRONMENT / "made-of"
+    if stamp.exists() and stamp.read_text() == requirements.read_text():
+        return
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], check=True)
+    pip = [str(ENVIRONMENT / "bin" / "pip"), "install", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "--requirement", str(requirements)], check=True)
+    stamp.write_text(requirements.read_text())
+
+
+def compare(kind: str, checkpoints: Path, rounds: int, threads: int) -> Table:
+    with ExitStack() as stack:
+        peers = []
+        for peer in KINDS[kind]:
+            checkpoint = checkpoints / (f"{peer.gguf}.gguf" if peer.gguf else "folder")
+            peers.append(stack.enter_context(running(peer, checkpoint, threads)))
+        for number in range(1 + rounds):
+            for contest in CONTESTS:
+                for peer in peers:
+                    peer.run(contest, number)
+    table = table_of(kind, peers)
+    table.caption = f"first tokens of {CONCURRENT} that are ours: {same_first_tokens(peers)}"
+    return table
+
+
+def table_of(kind: str, peers: list[Running]) -> Table:
+    table = Table(title=f"{kind}: tokens a second, medians (least to most)", title_justify="left")
+    table.add_column("")
+    for peer in peers:
+        table.add_column(peer.peer.name, justify="right")
+    for column in ("times the best", "goal"):
+        table.add_column(column, justify="right")
+    for contest in CONTESTS:
+        rates = [peer.rates[contest.name] for peer in peers]
+        medians = [statistics.median(each) for each in rates]
+        cells = [
+            f"{median:.1f} ({min(each):.0f}-{max(each):.0f})"
+            for median, each in zip(medians, rates, strict=True)
+        ]
+        ratio = medians[0] / max(medians[1:])
+        table.add_row(contest.name, *cells, f"{ratio:.2f}", f"{contest.goal:.1f}")
+    return table
+
+
+def same_first_tokens(peers: list[Running]) -> str:
+    """Of each peer: with the same weights nearly all."""
+    ours = peers[0].first_tokens[CONTESTS[-1].name]
+    return ", ".join(
+        f"{each.peer.name} {sum(map(int.__eq__, ours, each.first_tokens[CONTESTS[-1].name]))}"
+        for each in peers[1:]
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    console = Console(width=150)
+    make_environment()
+    with tempfile.TemporaryDirectory() as held:
+        checkpoints = Path(held)
+        write_folder(checkpoints / "folder")
+        for kind in options.kinds.split(","):
+            for name in sorted({peer.gguf for peer in KINDS[kind] if peer.gguf}):
+                write_gguf(checkpoints / "folder", checkpoints / f"{name}.gguf", name)
+            console.print(f"{kind}: {measure_limits()}")
+            console.print(compare(kind, checkpoints, options.rounds, options.threads))
+
+
+if __name__ == "__main__":
+    main()

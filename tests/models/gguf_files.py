@@ -3,8 +3,9 @@ reference."""
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -79,9 +80,11 @@ def write_gguf(
     *,
     more: More = lambda writer: None,
     tensors_a_file: int = 0,
+    other_kinds: Mapping[str, Type] = MappingProxyType({}),
 ) -> Path:
-    """The model of a checkpoint's folder with its matrices as `kind`; quantised they are random
-    blocks instead, since not all types can be made."""
+    """The model of a checkpoint's folder with its matrices as `kind`, or those whose names hold a
+    word of `other_kinds` as that; quantised they are random blocks instead, since not all types can
+    be made."""
     config = read_fields(checkpoint / "config.json")
     architecture = KINDS[config.text("model_type", "")]
     name = gguf.MODEL_ARCH_NAMES[architecture]
@@ -106,7 +109,8 @@ def write_gguf(
             stored = in_pairs(array, heads) if turned else array
             writer.add_tensor(known, gguf.quantize(stored, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(known, random_blocks(kind, array.shape, number), raw_dtype=kind)
+            own = next((other_kinds[word] for word in other_kinds if word in name), kind)
+            writer.add_tensor(known, random_blocks(own, array.shape, number), raw_dtype=own)
     rope = config.group("rope_parameters")
     if rope is not None and rope.text("rope_type", "default") == "llama3":
         head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")

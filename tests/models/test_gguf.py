@@ -2,6 +2,7 @@
 llama.cpp's own package."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from tandem.kernels.coded import STORAGE_OF_BITS
 from tandem.kernels.faces import reference_kernels
 from tandem.models.configuration import read_model_spec
 from tandem.models.directory import find_model, model_label
-from tandem.models.footprint import header_shapes
+from tandem.models.footprint import checkpoint_sizes, header_shapes, weight_bytes
 from tandem.models.gguf.checkpoint import gguf_name, hugging_face_name
 from tandem.models.gguf.weights import GgufWeights
 from tandem.models.load import LoadPlan, load_decoder
+from tandem.models.parallel import WHOLE
 from tandem.models.parameters import TensorPart, all_parts, decoder_parts
 from tests.models.gguf_files import (
     CODED_TYPES,
@@ -82,6 +84,42 @@ def test_a_quantised_model_has_the_logits_of_its_values(kind, family, wide, tmp_
     found = logits(path)
     assert found.std() > 0.1
     assert found.equal(logits(write_decoded(tmp_path / "decoded", path, wide[family])))
+
+
+# Of q, k and v, and of gate and up: as Q4_K_M and Q5_K_M files mix them, and some more.
+MIXED = [
+    (Type.Q4_K, {"v_proj": Type.Q6_K}, ("int8", "int4")),
+    (Type.Q5_K, {"v_proj": Type.Q6_K, "up_proj": Type.Q4_K}, ("int8", "int8")),
+    (Type.Q4_0, {"k_proj": Type.Q8_0, "up_proj": Type.Q4_1}, ("int8", "int8")),
+    (Type.Q8_0, {"q_proj": Type.Q5_1, "up_proj": Type.Q6_K}, ("int8", "int8")),
+]
+
+
+@pytest.mark.parametrize(("kind", "other_kinds", "held"), MIXED)
+def test_matrices_of_unlike_types_are_codes_together(
+    kind, other_kinds, held, kernels, wide, tmp_path
+):
+    path = write_gguf(tmp_path / "model.gguf", wide["qwen2"], kind, other_kinds=other_kinds)
+    spec, as_stored = read_model_spec(path), replace(FP32, as_stored=True)
+    weights = load_decoder(spec, LoadPlan(path, as_stored), kernels).weights
+    layers = weights.layers
+    assert {(each.qkv.storage, each.gate_up.storage) for each in layers} == {held}
+    decoded = write_decoded(tmp_path / "decoded", path, wide["qwen2"])
+    values = load_decoder(spec, LoadPlan(decoded, FP32), kernels).weights
+    # Native kernels keep 11 bits of a scale.
+    tolerance = 0.0 if kernels.name == "reference" else 1e-3
+    for ours, theirs in zip(layers, values.layers, strict=True):
+        for one, other in ((ours.qkv, theirs.qkv), (ours.gate_up, theirs.gate_up)):
+            rows = torch.arange(one.out_features)
+            found, wanted = kernels.embed(rows, one), kernels.embed(rows, other)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+    sizes = checkpoint_sizes(path, spec)
+    counted = weight_bytes(
+        spec, sizes.shapes, (WHOLE,), storage="float32", compute_bytes=4, codes=sizes.codes
+    )
+    if kernels.name == "native":
+        # Norms and biases are counted, too.
+        assert weights.bytes <= counted.held <= 1.05 * weights.bytes
 
 
 @pytest.fixture(params=CODED_TYPES, ids=lambda kind: kind.name)

@@ -18,6 +18,8 @@ BUNDLED_DRAFT = BUNDLED / "tandem-mini-draft"
 BUNDLED_MEDUSA = BUNDLED / "tandem-mini-medusa"
 BUNDLED_EAGLE = BUNDLED / "tandem-mini-eagle"
 BUNDLED_MODELS = (BUNDLED_MODEL, BUNDLED_DRAFT)
+# How often a thread of OpenMP looks whether its turn has come before it sleeps.
+_SPINS = "2000"
 # As version 1 of control groups writes it.
 _NO_LIMIT = (1 << 63) - 1
 
@@ -43,6 +45,15 @@ def host_facts() -> MachineFacts:
     """Without its GPUs, which torch alone knows (`config.resolve.machine_facts`)."""
     key = os.environ.get("TANDEM_API_KEY", "")
     return MachineFacts(_cores(), _free_memory_bytes(), api_keys=(key,) if key else ())
+
+
+def bound_spinning() -> None:
+    """Have threads of OpenMP that wait for each other sleep soon, here and in all processes that
+    this one starts, unless the environment says how they wait. By default they look for some
+    milliseconds, and where another program wants the core, whoever they wait for does not get it.
+    To be called before torch is imported, which brings OpenMP."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 def may_have_gpu() -> bool:

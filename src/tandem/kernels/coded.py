@@ -35,8 +35,8 @@ PANELS_AT_ONCE = 16
 class CodedWeight:
     """weight[n, c] = scale[n, g] * (code[n, c] - zero) + offset[n, g] with g = c // size.
 
-    Codes [N, C] are uint8 below 2 ** bits; scale and offset are float32 [N, G]. A `size` of at
-    least C is one scale a row.
+    Codes [N, C] are uint8 below 2 ** bits, and below `levels` where these are fewer; scale and
+    offset are float32 [N, G]. A `size` of at least C is one scale a row.
     """
 
     codes: Tensor
@@ -45,6 +45,7 @@ class CodedWeight:
     zero: int
     bits: Bits
     size: int
+    levels: int | None = None
 
     def __post_init__(self) -> None:
         rows, columns = self.codes.shape

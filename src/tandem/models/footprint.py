@@ -15,7 +15,13 @@ from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.model import ModelSpec
 from tandem.gguf.names import is_gguf
 from tandem.models.formats.choose import read_quantization
-from tandem.models.formats.contract import WORD_BITS, CodeForm, TensorHeader, groups
+from tandem.models.formats.contract import (
+    WORD_BITS,
+    CodeForm,
+    TensorHeader,
+    groups,
+    joint_form,
+)
 from tandem.models.gguf.checkpoint import open_checkpoint
 from tandem.models.parallel import Place, cut, layers_of
 from tandem.models.parameters import (
@@ -141,19 +147,18 @@ class _Loading:
 
     def _code_form(self, weights: Sequence[TensorPart]) -> CodeForm | None:
         """As which codes `Assembly.linear` packs these together."""
-        forms = []
+        forms: list[CodeForm] = []
+        columns = 0
         for part in weights:
             form, piece = self._codes.get(part.name), cut(self._whole(part), self._place)
             if form is None or piece.is_filled_up:
                 return None
-            columns = piece.columns
-            forms.append(form.cut(columns.start, columns.stop, self._whole(part).shape[1]))
-        first = forms[0]
-        if first is None or any(
-            each is None or (each.bits, each.size) != (first.bits, first.size) for each in forms
-        ):
-            return None
-        return replace(first, offsets=any(each is not None and each.offsets for each in forms))
+            start, stop = piece.columns.start, piece.columns.stop
+            own, columns = form.cut(start, stop, self._whole(part).shape[1]), stop - start
+            if own is None:
+                return None
+            forms.append(own)
+        return joint_form(forms, columns)
 
     def _hold(self, held: int, beside: int, columns: int) -> None:
         """So much stays; `beside` is there only while it is made."""

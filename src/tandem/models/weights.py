@@ -3,7 +3,7 @@
 Axes: V vocabulary, C hidden, D head dim, N output features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +14,8 @@ from tandem.kernels.coded import CodedWeight
 from tandem.kernels.faces import Kernels
 from tandem.kernels.packed import FLOAT_STORAGE, PackedLinear, Storage
 from tandem.models.checkpoint import WeightSource
-from tandem.models.parallel import WHOLE, Place, cut, layers_of
+from tandem.models.formats.contract import CodeForm, groups, joint_form
+from tandem.models.parallel import WHOLE, Cut, Place, cut, layers_of
 from tandem.models.parameters import (
     SLAB_ROWS,
     LayerParts,
@@ -173,47 +174,73 @@ class Assembly:
         return stacked
 
     def stack_coded(self, parts: Sequence[TensorPart]) -> CodedWeight | None:
-        """The same of matrices as codes; None where the source does not hold all of them so, and
-        alike, or the rank's slice is filled up."""
+        """The same of matrices as codes; None where the source does not hold all of them so, they
+        cannot be one, or the rank's slice is filled up."""
         cuts = [cut(part, self.place) for part in parts]
         if any(piece.is_filled_up for piece in cuts):
             return None
+        firsts = [next(self._coded_slabs(piece)) for piece in cuts]
+        forms = [_form(slab) for slab in firsts if slab is not None]
+        columns = cuts[0].columns.stop - cuts[0].columns.start
+        form = joint_form(forms, columns) if len(forms) == len(cuts) else None
+        if form is None:
+            return None
         rows = sum(piece.shape[0] for piece in cuts)
-        stacked: CodedWeight | None = None
-        start = 0
+        stacked, start = _room_for(rows, columns, form), 0
         for piece in cuts:
-            for first in range(piece.rows.start, piece.rows.stop, SLAB_ROWS):
-                some_rows = slice(first, min(first + SLAB_ROWS, piece.rows.stop))
-                slab = self.source.read_coded(piece.part, some_rows, piece.columns)
-                if slab is None:
-                    return None
-                stacked = stacked or _room_for(rows, slab)
-                if not _alike(stacked, slab):
-                    return None
-                stacked = _placed(stacked, slab, start)
+            for slab in self._coded_slabs(piece):
+                assert slab is not None
+                stacked = _placed(stacked, _in_form(slab, form), start)
                 start += slab.codes.shape[0]
         return stacked
 
+    def _coded_slabs(self, piece: Cut) -> Iterator[CodedWeight | None]:
+        for first in range(piece.rows.start, piece.rows.stop, SLAB_ROWS):
+            some_rows = slice(first, min(first + SLAB_ROWS, piece.rows.stop))
+            yield self.source.read_coded(piece.part, some_rows, piece.columns)
 
-def _alike(one: CodedWeight, other: CodedWeight) -> bool:
-    return (one.bits, one.size, one.zero) == (other.bits, other.size, other.zero)
+
+def _form(coded: CodedWeight) -> CodeForm:
+    levels = coded.levels or 1 << coded.bits
+    return CodeForm(coded.bits, coded.size, coded.offset is not None, coded.zero, levels)
 
 
-def _room_for(rows: int, slab: CodedWeight) -> CodedWeight:
-    """As many rows of what is like the slab, without offsets."""
-    codes_NC = torch.empty((rows, slab.codes.shape[1]), dtype=torch.uint8)
-    scale_NG = torch.empty((rows, slab.scale.shape[1]))
-    return replace(slab, codes=codes_NC, scale=scale_NG, offset=None)
+def _room_for(rows: int, columns: int, form: CodeForm) -> CodedWeight:
+    numbers = (rows, groups(columns, form.size))
+    return CodedWeight(
+        codes=torch.empty((rows, columns), dtype=torch.uint8),
+        scale=torch.empty(numbers),
+        offset=None,
+        zero=form.zero,
+        bits=4 if form.bits == 4 else 8,
+        size=form.size,
+        levels=form.levels,
+    )
+
+
+def _in_form(slab: CodedWeight, form: CodeForm) -> CodedWeight:
+    """The same values with the zero and the groups of that form."""
+    codes_NC, columns = slab.codes, slab.codes.shape[1]
+    if slab.zero != form.zero:
+        codes_NC = codes_NC + (form.zero - slab.zero)
+    group_G = torch.arange(0, columns, form.size) // min(slab.size, columns)
+    return replace(
+        slab,
+        codes=codes_NC,
+        scale=slab.scale[:, group_G],
+        offset=None if slab.offset is None else slab.offset[:, group_G],
+        zero=form.zero,
+        size=form.size,
+    )
 
 
 def _placed(stacked: CodedWeight, slab: CodedWeight, start: int) -> CodedWeight:
     """With the slab from that row on."""
-    count = slab.codes.shape[0]
-    stacked.codes[start : start + count] = slab.codes
-    stacked.scale[start : start + count] = slab.scale
+    rows = slice(start, start + slab.codes.shape[0])
+    stacked.codes[rows], stacked.scale[rows] = slab.codes, slab.scale
     if slab.offset is not None:
         if stacked.offset is None:
             stacked = replace(stacked, offset=torch.zeros_like(stacked.scale))
         assert stacked.offset is not None
-        stacked.offset[start : start + count] = slab.offset
+        stacked.offset[rows] = slab.offset
     return stacked

@@ -33,12 +33,14 @@ Headers = Mapping[str, TensorHeader]
 
 @dataclass(frozen=True, slots=True)
 class CodeForm:
-    """A matrix that is held as codes of so many `bits`, with a scale (and an offset) for each
-    `size` inputs; a size of at least C is one a row."""
+    """A matrix that is held as codes of so many `bits`, below `levels`, which count from `zero`,
+    with a scale (and an offset) for each `size` inputs; a size of at least C is one a row."""
 
     bits: int
     size: int
     offsets: bool
+    zero: int
+    levels: int
 
     def cut(self, start: int, stop: int, inputs: int) -> "CodeForm | None":
         """Of these columns of a matrix of so many; None where the kernels cannot pack them."""
@@ -102,7 +104,8 @@ class IntegerMatrix:
         """As which codes the kernels can hold all of it; None if as values only."""
         if self.reordered or not codable(self.bits, self.size, self.shape[1]):
             return None
-        return CodeForm(self.bits, self.size, self.zeros is not None)
+        levels = 1 << self.bits
+        return CodeForm(self.bits, self.size, self.zeros is not None, levels // 2, levels)
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -178,6 +181,20 @@ def cut_size(size: int, start: int, stop: int, inputs: int) -> int:
     if size >= inputs:
         return max(1, stop - start)
     return gcd(size, start, 0 if stop == inputs else stop)
+
+
+def joint_form(forms: Sequence[CodeForm], columns: int) -> CodeForm | None:
+    """As which codes matrices of so many columns are packed as one; None where they cannot be. No
+    value changes: codes of four bits are some of eight, zeros and codes move up together, and
+    groups are divided."""
+    first, zero = forms[0], max(form.zero for form in forms)
+    alike = all((form.bits, form.zero) == (first.bits, first.zero) for form in forms)
+    bits = first.bits if alike else 8
+    size = gcd(*(min(form.size, columns) for form in forms))
+    levels = max(form.levels + zero - form.zero for form in forms)
+    if levels > 1 << bits or not codable(bits, size, columns):
+        return None
+    return CodeForm(bits, size, any(form.offsets for form in forms), zero, levels)
 
 
 def groups(columns: int, size: int) -> int:

@@ -11,14 +11,14 @@ from tandem.models.parameters import TensorPart
 
 # As `models.gguf.blocks` makes codes of them.
 CODE_FORMS = {
-    "Q8_0": CodeForm(8, 32, offsets=False),
-    "Q4_0": CodeForm(4, 32, offsets=False),
-    "Q4_1": CodeForm(4, 32, offsets=True),
-    "Q5_0": CodeForm(8, 32, offsets=False),
-    "Q5_1": CodeForm(8, 32, offsets=True),
-    "Q4_K": CodeForm(4, 32, offsets=True),
-    "Q5_K": CodeForm(8, 32, offsets=True),
-    "Q6_K": CodeForm(8, 16, offsets=False),
+    "Q8_0": CodeForm(8, 32, offsets=False, zero=128, levels=256),
+    "Q4_0": CodeForm(4, 32, offsets=False, zero=8, levels=16),
+    "Q4_1": CodeForm(4, 32, offsets=True, zero=0, levels=16),
+    "Q5_0": CodeForm(8, 32, offsets=False, zero=16, levels=32),
+    "Q5_1": CodeForm(8, 32, offsets=True, zero=0, levels=32),
+    "Q4_K": CodeForm(4, 32, offsets=True, zero=0, levels=16),
+    "Q5_K": CodeForm(8, 32, offsets=True, zero=0, levels=32),
+    "Q6_K": CodeForm(8, 16, offsets=False, zero=32, levels=64),
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.coded import Bits, CodedWeight
+from tandem.models.formats.gguf import CODE_FORMS
 
 # Inputs that share a scale: of the simple types, and of the parts of a block of 256.
 GROUP, FINE_GROUP = 32, 16
@@ -46,6 +47,7 @@ def codes_of(name: str, blocks_NKB: Tensor) -> CodedWeight:
         decoded.zero,
         decoded.bits,
         decoded.size,
+        CODE_FORMS[name].levels,
     )
 
 

@@ -5,6 +5,7 @@ Blocks are read from the mapped file and decoded for the rows that are asked for
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -112,13 +113,11 @@ class GgufWeights:
         if first % coded.size or last % coded.size:
             return None
         groups = slice(skipped // coded.size, (skipped + last - first) // coded.size)
-        return CodedWeight(
-            coded.codes[:, skipped : skipped + last - first],
-            coded.scale[:, groups],
-            None if coded.offset is None else coded.offset[:, groups],
-            coded.zero,
-            coded.bits,
-            coded.size,
+        return replace(
+            coded,
+            codes=coded.codes[:, skipped : skipped + last - first],
+            scale=coded.scale[:, groups],
+            offset=None if coded.offset is None else coded.offset[:, groups],
         )
 
     def _blocks(self, part: TensorPart, rows: slice, blocks: slice) -> Tensor:
