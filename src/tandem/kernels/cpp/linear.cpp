@@ -89,6 +89,8 @@ void widen_stretch(const bf16* stretch, int64_t depth, float* wide) {
 template <class T>
 struct WideProducts {
   static constexpr int64_t kScratch = (kChunk + 1) * kPanelColumns;
+  // Row groups share a stretch in cache; and a single row reads memory faster in stretches, too.
+  static constexpr bool kWholePanels = false;
 
   template <class B>
   static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
@@ -116,6 +118,8 @@ struct WideProducts {
 // Products in bfloat16 of weights and x in it.
 struct NarrowProducts {
   static constexpr int64_t kScratch = 0;
+  // A single group reads the panel once from end to end.
+  static constexpr bool kWholePanels = true;
 
   static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
                   const Stretch& stretch, float*, float* sums) {
@@ -135,8 +139,7 @@ void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t pane
   float* wide = held.take(Products::kScratch + rows * kPanelColumns);
   float* sums = wide + Products::kScratch;
   const RowGroups groups(rows);
-  // A single group reads the panel once from end to end; more of them share a stretch in cache.
-  const int64_t chunk = groups.count == 1 ? call.in_features : kChunk;
+  const int64_t chunk = groups.count == 1 && Products::kWholePanels ? call.in_features : kChunk;
   for (int64_t k = 0; k < call.in_features; k += chunk) {
     const int64_t depth = call.in_features - k < chunk ? call.in_features - k : chunk;
     Products::add(call, row, groups, Stretch{panel, k, depth}, wide, sums);
