@@ -178,8 +178,8 @@ def compare(kind: str, checkpoints: Path, rounds: int, threads: int) -> Table:
             peers.append(stack.enter_context(running(peer, checkpoint, threads)))
         for number in range(1 + rounds):
             for contest in CONTESTS:
-                for peer in peers:
-                    peer.run(contest, number)
+                for each in peers:
+                    each.run(contest, number)
     table = table_of(kind, peers)
     table.caption = f"first tokens of {CONCURRENT} that are ours: {same_first_tokens(peers)}"
     return table

@@ -1,15 +1,14 @@
-"""`generate` of transformers; several prompts are one padded batch, and all of them run to the end of
-the longest answer. `kind` is what torch computes in."""
+"""`generate` of transformers; several prompts are one padded batch, and all of them run to the end
+of the longest answer. `kind` is what torch computes in."""
 
 import torch
 from protocol import Answer, Generate, Watch, Wishes, serve
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.generation.streamers import BaseStreamer
 
 
-class Stamps(BaseStreamer):
-    """The first thing that a streamer is given is the prompt."""
+class Stamps:
+    """A streamer; the first thing that it is given is the prompt."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
