@@ -25,6 +25,7 @@ from rich.table import Table
 
 from limits import measure_limits
 from peer_files import write_folder, write_gguf
+from tandem.kernels.instructions import missing_instructions
 from traffic import MIXED
 
 HERE = Path(__file__).parent
@@ -48,14 +49,15 @@ class Peer:
         return f"{self.program} {self.kind}"
 
 
+# What peers compute in is what they are fastest with: bfloat16 only where it has instructions.
+HAS_BF16 = not missing_instructions("avx512-bf16")
+LLAMA_16 = "BF16" if HAS_BF16 else "F16"
 KINDS: dict[str, tuple[Peer, ...]] = {
     "16-bit": (
         Peer(OURS, "bfloat16"),
         Peer("openvino", "F16", "F16"),
-        Peer("llama_cpp", "F16", "F16"),
-        Peer("llama_cpp", "BF16", "BF16"),
-        Peer("transformers", "bfloat16"),
-        Peer("transformers", "float32"),
+        Peer("llama_cpp", LLAMA_16, LLAMA_16),
+        Peer("transformers", "bfloat16" if HAS_BF16 else "float32"),
     ),
     "8-bit": (
         Peer(OURS, "int8"),

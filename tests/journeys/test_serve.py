@@ -51,6 +51,12 @@ def test_it_shows_how_to_try_it(server):
     assert "tandem chat" in server.greeting
     assert "curl" in server.greeting
     assert "KV cache" in server.greeting
+    phases = "imports|looking at the model|tokenizer|weights|KV cache"
+    shown = re.search(
+        rf"started in ([\d.]+) s: ((?:(?:{phases}) [\d.]+(?:, )?){{5}})", server.greeting
+    )
+    seconds = [float(phase.rsplit(" ", 1)[1]) for phase in shown[2].split(", ")]
+    assert sum(seconds) <= float(shown[1]) + 0.3
 
 
 def grpc_stubs(server) -> Stubs:

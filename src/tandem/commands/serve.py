@@ -205,7 +205,7 @@ async def _serve(
 
     http.end_on_signals(server.worker.close, signalled)
     async with assembly.running(server):
-        for note in server.notes:
+        for note in (*server.notes, server.startup.summary()):
             print_detail(console, note)
         print_ready(
             console,

@@ -101,21 +101,22 @@ def end_within(seconds: float, code: int) -> None:
 
 
 class StartUp:
-    """Logs every phase with its seconds, and at the end their sum."""
+    """Logs every phase with its seconds, and at the end their sum; and says both in one line."""
 
     def __init__(self, who: str) -> None:
         self._who = who
+        self._seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A phase lasts as long as the block."""
         began_ns = now_ns()
         yield
-        logger.info("%s: %s took %.2f s", self._who, name, (now_ns() - began_ns) / NS_PER_S)
+        self._took(name, (now_ns() - began_ns) / NS_PER_S)
 
     def so_far(self, name: str) -> None:
         """A phase that began with the process and ends here."""
-        logger.info("%s: %s took %.2f s", self._who, name, process_age_s())
+        self._took(name, process_age_s())
 
     def note(self, text: str) -> None:
         """What was chosen on the way."""
@@ -123,6 +124,15 @@ class StartUp:
 
     def ready(self) -> None:
         logger.info("%s: ready after %.2f s", self._who, process_age_s())
+
+    def summary(self) -> str:
+        """How long it took until now, and how much of that each phase."""
+        phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._seconds.items())
+        return f"started in {process_age_s():.1f} s: {phases}"
+
+    def _took(self, name: str, seconds: float) -> None:
+        self._seconds[name] = seconds
+        logger.info("%s: %s took %.2f s", self._who, name, seconds)
 
 
 def process_age_s() -> float:

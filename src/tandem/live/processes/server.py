@@ -37,6 +37,7 @@ from tandem.live.processes.cascade import (
     plan_cascade,
 )
 from tandem.live.processes.encoders import ModelBehind, load_encoders
+from tandem.live.processes.lifecycle import StartUp
 from tandem.live.processes.model import adapter_cache, load_model, plan_model
 from tandem.live.processes.speculation import proposer_maker
 from tandem.models.decoder import Decoder
@@ -47,15 +48,16 @@ from tandem.text.model import TextModel
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen. Calls go to
-    the `log`, if there is one; `adapters` are served beside the model (None: there can be none).
-    `load` counts the calls; `encoders` and `batches` are None where there are none; `grpc` is where
-    that is spoken, if it is."""
+    """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen; `startup`
+    knows how long what took. Calls go to the `log`, if there is one; `adapters` are served beside
+    the model (None: there can be none). `load` counts the calls; `encoders` and `batches` are None
+    where there are none; `grpc` is where that is spoken, if it is."""
 
     worker: LocalGenerator
     text: TextModel
     api: ApiConfig
     notes: tuple[str, ...]
+    startup: StartUp
     log: AccessLogWriter | None = None
     adapters: AdapterRegistry | None = None
     load: ServerLoad = field(default_factory=ServerLoad)
@@ -67,22 +69,28 @@ class Server:
 def assemble(model: str | None, options: ServeOptions) -> Server:
     """Load a model, or the two of a cascade, and build a server around it. Raises
     `InvalidConfiguration`."""
+    startup = StartUp("server")
+    startup.so_far("imports")
     # A file that cannot be written is said before a model is loaded.
     log = access_log(options.access_log)
     grpc = grpc_port(options)
     floor = confidence_floor(options)
-    large, small = _planned(model, options) if floor is None else plan_cascade(model, options)
+    with startup.phase("looking at the model"):
+        large, small = _planned(model, options) if floor is None else plan_cascade(model, options)
     api = api_config(options, large.planned.machine.api_keys)
     # So is a folder that another server uses.
     batches = batch_runner(api)
-    text = _text_of(large)
+    with startup.phase("tokenizer"):
+        text = _text_of(large)
     if small is not None:
         check_same_tokens(large, text, small, _text_of(small))
     adapters = _adapters(large, options)
     priorities = AS_THEY_WISH if options.allow_client_priority else LOWER_ONLY
     names = dict if adapters is None else adapters.names
-    decoder = _decoder(large)
-    worker: LocalGenerator = _worker(large, decoder, text, priorities, names)
+    with startup.phase("weights"):
+        decoder = _decoder(large)
+    with startup.phase("KV cache"):
+        worker: LocalGenerator = _worker(large, decoder, text, priorities, names)
     notes = _notes(large)
     if floor is not None and small is not None:
         worker = Cascade(_worker(small, _decoder(small), text, priorities), worker, floor)
@@ -98,7 +106,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     if encoders is not None:
         notes = (*notes, f"encoders: {', '.join(encoders.cards)}")
     return Server(
-        *(worker, text, api, notes, log, adapters),
+        *(worker, text, api, notes, startup, log, adapters),
         encoders=encoders,
         grpc=grpc,
         batches=batches,
