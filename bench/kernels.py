@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from tandem.facts.model import NormSpec
-from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.attention import POOL_DTYPES, AttentionBatch
 from tandem.kernels.coding import code
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.instructions import InstructionSet
+from tandem.kernels.kv_rows import encode_rows
 from tandem.kernels.packed import Arithmetic, Storage
 from tandem.kernels.penalties import PenaltyRows
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
@@ -117,7 +118,7 @@ def pool_of(sequences: int, context: int, kv_shape: tuple[int, int], dtype: torc
     kv_heads, head_dim = kv_shape
     blocks = sequences * (-(-context // BLOCK_SIZE))
     pool = torch.randn(blocks, 1, 2, kv_heads, BLOCK_SIZE, head_dim)
-    return pool.to(dtype)[:, 0]
+    return encode_rows(pool, dtype)[:, 0]
 
 
 def permuted_batch(queries: int, sequences: int, context: int) -> AttentionBatch:
@@ -140,7 +141,7 @@ DECODE_SHAPES = (
 
 def bench_attention(bench: Bench) -> None:
     attention = bench.kernels.paged_attention
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for dtype in POOL_DTYPES:
         for sequences, context, heads, kv_heads, head_dim in DECODE_SHAPES:
             kv = pool_of(sequences, context, (kv_heads, head_dim), dtype)
             batch, q = (

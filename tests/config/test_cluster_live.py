@@ -142,7 +142,7 @@ def test_a_mistake_of_a_pool_names_its_own_line(tmp_path, pool, told):
         ("pools.p.block_size=24", "block_size: 24 is no multiple of 16"),
         ("pools.p.block_size=512", "block-size: expected `int` <= 256 (got 512)"),
         ("pools.p.dtype=fp8", "live weights are stored as auto, float32"),
-        ("pools.p.kv_dtype=int8", "live KV is auto, float32, bfloat16, float16, not int8"),
+        ("pools.p.kv_dtype=fp8", "live KV is auto, float32, bfloat16, float16, int8, not fp8"),
         ("pools.p.sequence_parallel=true", "needs a tensor_parallel of 2 or more"),
         ("pools.p.engine=dumy", "did you mean dummy?"),
         ("pools.p.device=toaster", "device: there is no 'toaster'"),

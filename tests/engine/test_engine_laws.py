@@ -42,6 +42,7 @@ NARROW_STORAGES: tuple[Storage, ...] = ("bfloat16", "int4")
 ARITHMETICS = [EXACT]
 if NATIVE.kernels.batch_invariant:
     ARITHMETICS += [NATIVE, *(Arithmetic(NARROW, "float32", each) for each in NARROW_STORAGES)]
+    ARITHMETICS += [Arithmetic(NATIVE.kernels, "float32", kv="int8")]
 ALWAYS = [Speculation(most, adaptive=False) for most in (2, 6)]
 SPECULATIONS = [None, Speculation(4), *ALWAYS]
 ADAPTERS: list[Adapter | None] = [None]

@@ -46,15 +46,20 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Which kernels, in which precision; weights may be stored in another one."""
+    """Which kernels, in which precision; weights and KV may be stored in another one."""
 
     kernels: Kernels
     dtype: KvDtype
     stored: Storage | None = None
+    kv: KvDtype | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.kernels.name} {self.stored or self.dtype}"
+        return f"{self.kernels.name} {self.stored or self.dtype} {self.kv_dtype}"
+
+    @property
+    def kv_dtype(self) -> KvDtype:
+        return self.kv or self.dtype
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -159,7 +164,7 @@ class Bench:
         shape: Shape,
         draft: Decoder | None = None,
     ) -> None:
-        kv = poisoned_store(decoder, shape.blocks, arithmetic.dtype, shape.block_size)
+        kv = poisoned_store(decoder, shape.blocks, arithmetic.kv_dtype, shape.block_size)
         self.machine = WorkerMachine(
             WorkerConfig(
                 block_size=shape.block_size,
@@ -179,7 +184,7 @@ class Bench:
         slots = SlotShape(shape.max_sequences, CONTEXT_TOKENS, shape.block_size)
         proposer = None
         if shape.speculation:
-            dtype = arithmetic.dtype
+            dtype = arithmetic.kv_dtype
             proposer = proposer_of(shape.proposer, draft or decoder, shape.blocks, dtype)
         self.adapters = AdapterCache(
             partial(load_adapter, decoder.spec, kernels=decoder.kernels, device=CPU),
@@ -262,7 +267,7 @@ def naive_answer(decoder: Decoder, arithmetic: Arithmetic, request: Request) -> 
     prompt_scores: list[TokenLogprobs] = []
     tokens = list(request.prompt_tokens)
     while len(tokens) < min(len(request.prompt_tokens) + sampling.max_tokens, CONTEXT_TOKENS):
-        kv = poisoned_store(decoder, 1, arithmetic.dtype, CONTEXT_TOKENS)
+        kv = poisoned_store(decoder, 1, arithmetic.kv_dtype, CONTEXT_TOKENS)
         count = len(tokens)
         everywhere = adapter_rows(np.zeros(count, np.int32), 1)
         batch = TokenBatch(

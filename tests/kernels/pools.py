@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.kv_rows import decode_rows, encode_rows
 
 GARBAGE_BLOCK = 2**30
 
@@ -22,9 +23,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Paged:
-    """The same sequences twice: dense [N][2, K, L, D], and one layer [B, 2, K, S, D] of a pool."""
+    """The same sequences three times: dense [N][2, K, L, D], their rows as stored [N][2, K, L, E],
+    and one layer [B, 2, K, S, E] of a pool."""
 
     dense: list[Tensor]
+    rows: list[Tensor]
     pool: Tensor
     block_table: Tensor
 
@@ -32,22 +35,24 @@ class Paged:
 def paged(lengths: Sequence[int], shape: Shape, seed: int = 0) -> Paged:
     generator = torch.Generator().manual_seed(seed)
     size = shape.block_size
-    dense = [
-        torch.randn(2, shape.kv_heads, length, shape.head_dim, generator=generator).to(shape.dtype)
+    drawn = [
+        torch.randn(2, shape.kv_heads, length, shape.head_dim, generator=generator)
         for length in lengths
     ]
+    rows = [encode_rows(each, shape.dtype) for each in drawn]
+    dense = [decode_rows(each) for each in rows]
     blocks = [-(-length // size) for length in lengths]
     order = torch.randperm(sum(blocks) + 2, generator=generator).tolist()
     table = torch.full((len(lengths), max(blocks, default=0) + 1), GARBAGE_BLOCK, dtype=torch.int32)
-    pool = torch.full(
-        (sum(blocks) + 2, 3, 2, shape.kv_heads, size, shape.head_dim), torch.nan, dtype=shape.dtype
-    )
+    # Of codes the scale is no number.
+    unused = encode_rows(torch.full((shape.head_dim,), torch.nan), shape.dtype)
+    pool = unused.expand(sum(blocks) + 2, 3, 2, shape.kv_heads, size, -1).clone()
     for n in range(len(lengths)):
         for b in range(blocks[n]):
             table[n, b] = block = order.pop()
-            part = dense[n][:, :, b * size : (b + 1) * size]
+            part = rows[n][:, :, b * size : (b + 1) * size]
             pool[block, 1, :, :, : part.shape[2]] = part
-    return Paged(dense, pool[:, 1], table)
+    return Paged(dense, rows, pool[:, 1], table)
 
 
 def batch_of(queries: Sequence[int], contexts: Sequence[int], table: Tensor) -> AttentionBatch:
@@ -55,16 +60,17 @@ def batch_of(queries: Sequence[int], contexts: Sequence[int], table: Tensor) -> 
     return AttentionBatch(starts, torch.tensor(contexts, dtype=torch.int32), table)
 
 
-def repaged(dense: Sequence[Tensor], shape: Shape) -> Paged:
-    """Sequences of these keys and values in a pool of their own."""
-    lengths = [each.shape[2] for each in dense]
+def repaged(rows: Sequence[Tensor], shape: Shape) -> Paged:
+    """Sequences of these keys and values, as stored, in a pool of their own."""
+    lengths = [each.shape[2] for each in rows]
     pages = paged(lengths, shape, seed=1)
     size = shape.block_size
-    for n, each in enumerate(dense):
+    for n, each in enumerate(rows):
         for b in range(-(-lengths[n] // size)):
             part = each[:, :, b * size : (b + 1) * size]
             pages.pool[pages.block_table[n, b], :, :, : part.shape[2]] = part
-    return Paged(list(dense), pages.pool, pages.block_table)
+    dense = [decode_rows(each) for each in rows]
+    return Paged(dense, list(rows), pages.pool, pages.block_table)
 
 
 def tree_paths(parents: Sequence[int]) -> list[list[int]]:

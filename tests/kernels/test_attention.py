@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.attention import POOL_DTYPES, AttentionBatch
 from tandem.kernels.faces import Kernels
 from tandem.kernels.native import KernelArgumentError
 from tests.kernels.pools import Shape, batch_of, oracle, paged, repaged, tree_paths
@@ -22,6 +22,12 @@ SHAPES = [
     Shape(6, 2, 128, 128),
     Shape(13, 1, 32, 1),
     Shape(3, 3, 6, 16),
+]
+NARROW = [
+    Shape(8, 2, 64, 16, torch.bfloat16),
+    Shape(8, 2, 64, 16, torch.int8),
+    Shape(4, 4, 24, 8, torch.int8),
+    Shape(6, 1, 6, 3, torch.int8),
 ]
 
 
@@ -43,7 +49,7 @@ def check(kernels: Kernels, shape: Shape, window: int | None, tolerance: float) 
         torch.testing.assert_close(found[rows].double(), wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", POOL_DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 37, 300])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_native_agrees_with_the_formula(
@@ -54,7 +60,7 @@ def test_native_agrees_with_the_formula(
 
 
 @pytest.mark.parametrize("window", [None, 37])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *NARROW])
 def test_reference_agrees_with_the_formula(
     reference: Kernels, shape: Shape, window: int | None
 ) -> None:
@@ -88,7 +94,7 @@ def test_blocks_before_the_window_may_be_gone(kernels: str, request: pytest.Fixt
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_chunks_company_and_blocks_change_no_bit(native: Kernels, data: st.DataObject) -> None:
-    shape = data.draw(st.sampled_from([*SHAPES, Shape(8, 2, 64, 16, torch.bfloat16)]))
+    shape = data.draw(st.sampled_from([*SHAPES, *NARROW]))
     length = data.draw(st.integers(1, 700))
     window = data.draw(st.sampled_from([None, 40, 300]))
     pages = paged([length, 50], shape)
@@ -140,7 +146,7 @@ def test_a_tree_is_its_paths(
     assert torch.equal(found[queries:], plain[queries:])
     for query, path in enumerate(tree_paths(parents)):
         keys = [*range(known), *(known + each for each in path)]
-        alone = repaged([pages.dense[0][:, :, keys]], shape)
+        alone = repaged([pages.rows[0][:, :, keys]], shape)
         batch = batch_of([1], [len(keys)], alone.block_table)
         wanted = native.paged_attention(
             q_THD[query : query + 1], alone.pool, batch, scale=0.2, window=window
@@ -151,7 +157,7 @@ def test_a_tree_is_its_paths(
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_drawn_trees_on_threads_change_no_bit(native: Kernels, data: st.DataObject) -> None:
-    shape = data.draw(st.sampled_from([*SHAPES, Shape(8, 2, 64, 16, torch.bfloat16)]))
+    shape = data.draw(st.sampled_from([*SHAPES, *NARROW]))
     known = data.draw(st.integers(0, 1200))
     parents = [-1, *(data.draw(st.integers(-1, at)) for at in range(data.draw(st.integers(0, 17))))]
     pages = paged([known + len(parents)], shape)
@@ -165,7 +171,7 @@ def test_drawn_trees_on_threads_change_no_bit(native: Kernels, data: st.DataObje
     torch.set_num_threads(1)
     for query, path in enumerate(tree_paths(parents)):
         keys = [*range(known), *(known + each for each in path)]
-        alone = repaged([pages.dense[0][:, :, keys]], shape)
+        alone = repaged([pages.rows[0][:, :, keys]], shape)
         one = batch_of([1], [len(keys)], alone.block_table)
         wanted = native.paged_attention(q_THD[query : query + 1], alone.pool, one, scale=0.2)
         assert torch.equal(found[query : query + 1], wanted)

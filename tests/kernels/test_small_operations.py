@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tandem.facts.model import Activation, NormSpec
 from tandem.kernels.arithmetic import ACTIVATIONS
 from tandem.kernels.faces import Kernels
+from tandem.kernels.kv_rows import SCALE_BYTES, decode_rows, row_elements
 from tandem.kernels.native import KernelArgumentError
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
+from tandem.kv.codec import decode, encode
 
 WIDTHS = [1, 7, 16, 31, 33, 64, 896]
 NORM = NormSpec(eps=1e-6)
@@ -157,6 +159,34 @@ def test_stored_values_are_rounded_as_torch_rounds(native: Kernels, dtype: torch
     for side in (0, 1):
         stored = pool[:, 0, side, :, 0]
         torch.testing.assert_close(stored, values.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("face", ["native", "reference"])
+@pytest.mark.parametrize("head_dim", [6, 24, 64])
+def test_stored_codes_are_those_of_the_codec(
+    face: str, head_dim: int, request: pytest.FixtureRequest
+) -> None:
+    kernels: Kernels = request.getfixturevalue(face)
+    generator = torch.Generator().manual_seed(head_dim)
+    sizes = 2.0 ** torch.randint(-140, 120, (60, 1, 1), generator=generator)
+    values = torch.randn(60, 1, head_dim, generator=generator) * sizes
+    values[3] = 0.0
+    values[4, 0, 1], values[5, 0, 0], values[6, 0, 2] = torch.inf, -torch.inf, torch.nan
+    pool = torch.zeros(60, 1, 2, 1, 1, row_elements(torch.int8, head_dim), dtype=torch.int8)
+    heads = QueryKeyValue(values.clone(), values.clone(), values.clone())
+    kernels.rotate_and_store(
+        heads, pool[:, 0], None, TokenPlaces(torch.zeros(60).long(), torch.arange(60))
+    )
+    wanted = torch.from_numpy(encode(values[:, 0].numpy(), "int8").copy()).view(torch.int8)
+    for side in (0, 1):
+        stored = pool[:, 0, side, 0, 0]
+        assert torch.equal(stored[:, SCALE_BYTES:], wanted[:, SCALE_BYTES:])
+        found_scale, wanted_scale = (
+            each[:, :SCALE_BYTES].contiguous().view(torch.float32) for each in (stored, wanted)
+        )
+        torch.testing.assert_close(found_scale, wanted_scale, rtol=0, atol=0, equal_nan=True)
+        decoded = torch.from_numpy(decode(stored.contiguous().view(torch.uint8).numpy(), "int8"))
+        torch.testing.assert_close(decode_rows(stored), decoded, rtol=0, atol=0, equal_nan=True)
 
 
 def test_wrong_shapes_are_refused(native: Kernels) -> None:

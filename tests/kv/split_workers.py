@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tandem.facts.kv import EncodedCopies, KvExport, KvGeometry, KvShard, MoveKv
+from tandem.kernels.kv_rows import LARGEST_CODE, encode_rows
 from tandem.kernels.transfer import Transfer
 from tandem.kv.layout import RegionLayout, exported_bytes, shard_layout
 from tandem.kv.region import Region, SharedRegion
@@ -106,7 +107,8 @@ class SplitWorker:
             heads = slice(shard.first_head, shard.first_head + shard.heads)
             for token, values in enumerate(tokens_TL2KD):
                 if token // size < len(blocks):
-                    pool[blocks[token // size], :, :, :, token % size] = values[layers, :, heads]
+                    rows = encode_rows(values[layers, :, heads], pool.dtype)
+                    pool[blocks[token // size], :, :, :, token % size] = rows
 
     def expected(self, order: MoveKv, tokens_TL2KD: torch.Tensor) -> list[torch.Tensor]:
         """What the pools should hold after the order, which has not been carried out yet."""
@@ -117,18 +119,21 @@ class SplitWorker:
             heads = slice(shard.first_head, shard.first_head + shard.heads)
             for token in range(order.first_token, order.end_token):
                 block = order.target_blocks[token // size - order.first_token // size]
-                pool[block, :, :, :, token % size] = tokens_TL2KD[token, layers, :, heads].to(
-                    pool.dtype
-                )
+                rows = encode_rows(tokens_TL2KD[token, layers, :, heads], pool.dtype)
+                pool[block, :, :, :, token % size] = rows
         return after
 
 
 def model_kv(tokens: int, split: Split, seed: int) -> torch.Tensor:
-    """tokens_TL2KD as a worker of that split stores them."""
-    values = np.random.default_rng(seed).standard_normal(
-        (tokens, LAYERS, 2, split.kv_heads, HEAD_DIM)
-    )
-    return torch.from_numpy(values).to(TORCH_DTYPES[split.dtype])
+    """tokens_TL2KD as a worker of that split stores them; as codes, the values of these, which give
+    the same codes again."""
+    chance, shape = np.random.default_rng(seed), (tokens, LAYERS, 2, split.kv_heads, HEAD_DIM)
+    if split.dtype == "int8":
+        codes = chance.integers(-LARGEST_CODE, LARGEST_CODE + 1, shape)
+        codes[..., 0] = LARGEST_CODE
+        scales = 2.0 ** chance.integers(-9, 3, (*shape[:-1], 1))
+        return torch.from_numpy((codes * scales).astype(np.float32))
+    return torch.from_numpy(chance.standard_normal(shape)).to(TORCH_DTYPES[split.dtype])
 
 
 def order_for(source: Split, target: Split, first_token: int, end_token: int) -> MoveKv:

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from tandem.kv.codec import PORTION_VALUES, convert, decode, encode
-from tandem.kv.layout import DTYPE_BYTES, is_wire_dtype, row_bytes
+from tandem.kv.layout import FLOAT_BYTES, is_wire_dtype, row_bytes
 from tandem.kv.store import TORCH_DTYPES
 
-STORED = tuple(DTYPE_BYTES)
+STORED = tuple(FLOAT_BYTES)
 SCALED = ("int8", "float8_e4m3")
 
 

@@ -29,6 +29,7 @@ MINE = export_of(Split())
         Split(tensor_ranks=4, stages=2),
         Split(block_size=16),
         Split(block_size=2, dtype="bfloat16"),
+        Split(dtype="int8"),
     ],
 )
 def test_workers_of_one_model_understand_each_other(theirs):

@@ -19,6 +19,14 @@ from tests.waiting import until
 LAYOUT = KvLayout(layers=3, kv_heads=2, block_size=4, head_dim=8, dtype="bfloat16")
 
 
+def test_codes_have_their_scale_in_the_row():
+    layout = replace(LAYOUT, dtype="int8")
+    assert (layout.row_bytes, layout.pool_shape(5)) == (12, (5, 3, 2, 2, 4, 12))
+    store = KvStore(layout, 5, torch.device("cpu"))
+    assert store.pool_BL2KSD.nbytes == store.bytes == 5 * layout.block_bytes
+    assert layout.describe() != LAYOUT.describe()
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_bytes_and_shapes(dtype):
     layout = replace(LAYOUT, dtype=dtype)

@@ -26,7 +26,7 @@ splits = st.builds(
     tensor_ranks=st.sampled_from([1, 2, 4]),
     stages=st.sampled_from([1, 2, 4]),
     block_size=st.sampled_from([2, 4, 8, 16]),
-    dtype=st.sampled_from(["float64", "float32", "bfloat16", "float16"]),
+    dtype=st.sampled_from(["float64", "float32", "bfloat16", "float16", "int8"]),
 )
 
 

@@ -55,6 +55,19 @@ def test_ranks_of_every_number(source, target):
         pair.move_and_compare(pair.announced(3, 23))
 
 
+CODES = {
+    "both": (Split(2, dtype="int8"), Split(dtype="int8")),
+    "the source": (Split(4, 2, dtype="int8"), Split(block_size=8)),
+    "the target": (Split(), Split(2, dtype="int8")),
+}
+
+
+@pytest.mark.parametrize("splits", CODES.values(), ids=CODES)
+def test_kv_that_is_stored_as_codes(splits):
+    with Pair(*splits, SMALL) as pair:
+        pair.move_and_compare(pair.announced(3, 22))
+
+
 SPLITS = {
     "straight": (Split(), Split()),
     "converted": (Split(), Split(dtype="bfloat16")),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.attention import AttentionBatch
+from tandem.kernels.kv_rows import encode_rows
 from tandem.kv.layout import KvDtype, KvLayout
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
@@ -37,7 +38,9 @@ def poisoned_store(
     attention = spec.attention
     layout = KvLayout(spec.layers, attention.kv_heads, block_size, attention.head_dim, dtype)
     store = KvStore(layout, blocks, torch.device("cpu"))
-    store.pool_BL2KSD.fill_(float("nan"))
+    # Of codes the scale is no number.
+    row = torch.full((layout.head_dim,), torch.nan)
+    store.pool_BL2KSD[:] = encode_rows(row, store.pool_BL2KSD.dtype)
     return store
 
 

@@ -19,10 +19,10 @@ from tests.twin.chance_draws import World
 from tests.twin.chance_run import play
 
 CHUNKS, SEEDS = seeds(2, 10), 100
-TIER_SEEDS = seeds(80, 400)
+TIER_SEEDS = seeds(40, 400)
 PLANNED_SEEDS = seeds(40, 1000)
-LEASE_SEEDS = seeds(30, 400)
-SPECULATING_SEEDS = seeds(40, 400)
+LEASE_SEEDS = seeds(20, 400)
+SPECULATING_SEEDS = seeds(20, 400)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -18,8 +18,8 @@ from tests.style.source import ROOT
 from tests.twin.random_runs import Draw, audit, written
 
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-FAULT_SEEDS = 4000 if EXPLORES else seeds(100, 1000)
-DUEL_SEEDS = 1000 if EXPLORES else seeds(30, 60)
+FAULT_SEEDS = 4000 if EXPLORES else seeds(50, 1000)
+DUEL_SEEDS = 1000 if EXPLORES else seeds(15, 60)
 # A multiple of every interval at which somebody reports or renews leases.
 SHIFT_S = 60.0
 

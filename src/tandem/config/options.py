@@ -20,7 +20,7 @@ _MEMORY = replace(BYTES, bare="B")
 MOST_BYTES = 1e18
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-CacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
+CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 LoadFormat = Literal["auto", "dummy"]
 # `auto` and the names of methods: as the checkpoint is stored (`models.formats.choose`).
 Quantization = Literal[
@@ -127,7 +127,12 @@ class ServeOptions(
 
     block_size: Annotated[int, _doc("Tokens in a KV block.", "KV cache", ge=1, le=256)] = 16
     kv_cache_dtype: Annotated[
-        CacheDtype, _doc("auto: float32 on a CPU, else the model's.", "KV cache")
+        CacheDtype,
+        _doc(
+            "auto: float32 on a CPU, else the model's. int8: a byte a value, with a scale for each "
+            "token and head.",
+            "KV cache",
+        ),
     ] = "auto"
     kv_cache_memory: Annotated[
         str, _doc("Memory of the KV pool, as 512MiB or 4GiB; auto: what fits.", "KV cache")

@@ -19,6 +19,7 @@ from tandem.facts.model import Activation, NormSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.coded import Bits, CodedWeight
 from tandem.kernels.faces import Kernels
+from tandem.kernels.kv_rows import row_elements
 from tandem.kernels.lora import LowRankPart, adapter_rows
 from tandem.kernels.packed import Storage
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
@@ -39,17 +40,23 @@ GROUP = 32
 
 
 def arithmetic_of(
-    kernels: Kernels, device: torch.device, compute: torch.dtype, *, codes: bool = False
+    kernels: Kernels,
+    device: torch.device,
+    compute: torch.dtype,
+    *,
+    codes: bool = False,
+    kv_codes: bool = False,
 ) -> str:
     """What the numbers of a model depend on beside its content: the line for these kernels on this
     device, with activations in `compute`. With `codes`, of a model whose checkpoint gives weights
-    as codes."""
+    as codes; with `kv_codes`, of one whose KV is held as codes."""
     precision = str(compute).removeprefix("torch.")
     # The rotary table, and whatever has no kernel, is torch's in every face.
     words = [f"{kernels.name}/{ARITHMETIC_VERSION}", precision, f"torch {torch.__version__}"]
     if kernels.name == "native":
         words.append(fingerprint(kernels))
         words += [f"codes {_digest(_coded(kernels))}"] if codes else []
+        words += [f"KV codes {_digest(_attended(kernels, torch.int8))}"] if kv_codes else []
     elif device.type == "cpu":
         words.append(f"cpu {torch.backends.cpu.get_cpu_capability()}")
     else:
@@ -93,7 +100,7 @@ def _results(kernels: Kernels) -> list[Tensor]:
     results.append(kernels.rms_norm(x_TC, norm_C, NormSpec()))
     results += kernels.add_rms_norm(x_TC, 3 * _numbers(TOKENS, FEATURES), norm_C, NormSpec())
     results += (kernels.gated_activation(8 * x_TC, activation) for activation in ACTIVATIONS)
-    return [*results, _adapted(kernels, x_TC), *_attended(kernels)]
+    return [*results, _adapted(kernels, x_TC), *_attended(kernels, torch.float32)]
 
 
 def _adapted(kernels: Kernels, x_TC: Tensor) -> Tensor:
@@ -111,7 +118,7 @@ def _adapted(kernels: Kernels, x_TC: Tensor) -> Tensor:
     return y_TN
 
 
-def _attended(kernels: Kernels) -> list[Tensor]:
+def _attended(kernels: Kernels, stored: torch.dtype) -> list[Tensor]:
     """One sequence of `TOKENS`: its KV as stored, then attention of all its tokens."""
     heads = QueryKeyValue(
         _numbers(TOKENS, HEADS, HEAD_DIM),
@@ -119,7 +126,8 @@ def _attended(kernels: Kernels) -> list[Tensor]:
         _numbers(TOKENS, KV_HEADS, HEAD_DIM) * 0.75,
     )
     blocks = -(-TOKENS // BLOCK_SIZE)
-    kv_B2KSD = torch.zeros(blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    row = row_elements(stored, HEAD_DIM)
+    kv_B2KSD = torch.zeros(blocks, 2, KV_HEADS, BLOCK_SIZE, row, dtype=stored)
     cos_PR = _numbers(TOKENS, HEAD_DIM // 2)
     places = TokenPlaces(torch.arange(TOKENS), torch.arange(TOKENS))
     kernels.rotate_and_store(heads, kv_B2KSD, RotaryTable(cos_PR, 1 - cos_PR * cos_PR), places)

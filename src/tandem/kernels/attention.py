@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.kernels.arguments import DTYPE_CODES, require_rows
+from tandem.kernels.kv_rows import decode_rows, row_elements
 from tandem.kernels.native import (
     Integer,
     IntegerArray,
@@ -29,7 +30,7 @@ from tandem.kernels.native import (
 GATHER_ELEMENTS = 1 << 28
 # Rows (queries times heads of a group) that repay the transposition of the keys.
 TILE_ROWS = 120
-POOL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+POOL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,10 @@ class PagedAttention(Protocol):
 
 def check_attention(q_THD: Tensor, kv_B2KSD: Tensor) -> None:
     heads, head_dim = q_THD.shape[1], q_THD.shape[2]
-    pool = kv_B2KSD.shape
-    if len(pool) != 5 or pool[1] != 2 or pool[4] != head_dim or heads % pool[2]:
+    pool, elements = kv_B2KSD.shape, row_elements(kv_B2KSD.dtype, head_dim)
+    if len(pool) != 5 or pool[1] != 2 or pool[4] != elements or heads % pool[2]:
         raise KernelArgumentError(
-            "kv_B2KSD", tuple(pool), f"[B, 2, K, S, {head_dim}] with K dividing {heads}"
+            "kv_B2KSD", tuple(pool), f"[B, 2, K, S, {elements}] with K dividing {heads}"
         )
 
 
@@ -229,15 +230,15 @@ def gather(kv_B2KSD: Tensor, table_NM: Tensor, used_NL: Tensor) -> tuple[Tensor,
     key_L = torch.arange(used_NL.shape[1], device=used_NL.device)
     block_NL = torch.where(used_NL, table_NM[:, key_L // block_size].long(), 0)
     offset_NL = (key_L % block_size).expand_as(block_NL)
-    kv_NL2KD = kv_B2KSD[block_NL, :, :, offset_NL]
+    kv_NL2KD = decode_rows(kv_B2KSD[block_NL, :, :, offset_NL])
     kv_NL2KD = torch.where(used_NL[:, :, None, None, None], kv_NL2KD, 0)
     kv_2NKLD = kv_NL2KD.permute(2, 0, 3, 1, 4)
     return kv_2NKLD[0], kv_2NKLD[1]
 
 
 class NativePagedAttention:
-    """fp32 arithmetic over float32, bfloat16 or float16 keys. q must be float32; blocks may lie
-    anywhere, but D must be contiguous."""
+    """fp32 arithmetic over float32, bfloat16, float16 or int8 keys. q must be float32; blocks may
+    lie anywhere, but D must be contiguous."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self.run = library.function(

@@ -2,7 +2,8 @@
 and v; and the table of cos and sin, scaled as a model's configuration says.
 
 Axes: T packed tokens, H query heads, K kv heads, D head dim, P positions, R half the rotary dim,
-B blocks, S slots a block. The pool is [B, layer, 2, K, S, D]; kv_B2KSD is one layer's strided view.
+B blocks, S slots a block. The pool is [B, layer, 2, K, S, D]; kv_B2KSD is one layer's strided view
+(D of codes: `kv_rows`).
 """
 
 import math
@@ -20,6 +21,7 @@ from tandem.facts.model import (
     YarnScaling,
 )
 from tandem.kernels.arguments import DTYPE_CODES, require_rows, require_whole
+from tandem.kernels.kv_rows import encode_rows, row_elements
 from tandem.kernels.native import (
     Integer,
     IntegerArray,
@@ -86,9 +88,9 @@ def check_rotate(
         raise KernelArgumentError(
             "heads.q", tuple(heads.q.shape), f"[{tokens}, H, {head_dim}], as heads.k says"
         )
-    pool = kv_B2KSD.shape
-    if len(pool) != 5 or (pool[1], pool[2], pool[4]) != (2, kv_heads, head_dim):
-        raise KernelArgumentError("kv_B2KSD", tuple(pool), f"[B, 2, {kv_heads}, S, {head_dim}]")
+    pool, elements = kv_B2KSD.shape, row_elements(kv_B2KSD.dtype, head_dim)
+    if len(pool) != 5 or (pool[1], pool[2], pool[4]) != (2, kv_heads, elements):
+        raise KernelArgumentError("kv_B2KSD", tuple(pool), f"[B, 2, {kv_heads}, S, {elements}]")
     if table is not None and 2 * table.cos.shape[1] > head_dim:
         raise KernelArgumentError("table.cos", tuple(table.cos.shape), f"R <= {head_dim // 2}")
 
@@ -122,11 +124,11 @@ def store(x_TKD: Tensor, pool_BKSD: Tensor, slot_T: Tensor) -> None:
     kept = slot_T >= 0
     slot = slot_T[kept]
     # Indexing by (block, :, offset) yields [T, K, D]: the shape of the rows to be written.
-    pool_BKSD[slot // block_size, :, slot % block_size] = x_TKD[kept].to(pool_BKSD.dtype)
+    pool_BKSD[slot // block_size, :, slot % block_size] = encode_rows(x_TKD[kept], pool_BKSD.dtype)
 
 
 class NativeRotateAndStore:
-    """float32 heads, three pool precisions. Tables must be contiguous float32, positions and slots
+    """float32 heads, four pool precisions. Tables must be contiguous float32, positions and slots
     contiguous int64."""
 
     def __init__(self, library: NativeLibrary) -> None:

@@ -1,6 +1,7 @@
 """KV layout: how the bytes of a block, of a worker's pool, and of the memory that it exports lie.
 
-One block over all layers is one contiguous span, `[layer, 2, kv_head, block_size, head_dim]`. A
+One block over all layers is one contiguous span, `[layer, 2, kv_head, block_size, head_dim]`; the
+last axis of `int8` is a scale and so many codes. A
 *run* is the contiguous last two axes, what one KV head of one layer holds of keys or values; runs
 are numbered in memory order. The memory that a worker exports is `[metadata table][pool]`, and
 behind it encoded copies of some blocks, laid out likewise, where it keeps any.
@@ -14,14 +15,15 @@ from numpy.typing import NDArray
 
 from tandem.facts.kv import EncodedCopies, KvExport, KvGeometry, KvShard
 
-KvDtype = Literal["float64", "float32", "bfloat16", "float16"]
+KvDtype = Literal["float64", "float32", "bfloat16", "float16", "int8"]
 # Codes of one byte, and a scale a row: what one token has in one layer, keys or values, one head.
 ScaledDtype = Literal["int8", "float8_e4m3"]
 WireDtype = KvDtype | ScaledDtype
 
 SCALE_BYTES = 4
 SCALED: Final[frozenset[str]] = frozenset(get_args(ScaledDtype))
-DTYPE_BYTES: dict[KvDtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+STORED: Final[tuple[KvDtype, ...]] = get_args(KvDtype)
 
 WORD_BYTES = 8
 # Neighbouring metadata never share a cache line: one may be read while the next is written.
@@ -59,10 +61,12 @@ class KvLayout:
     @property
     def row_bytes(self) -> int:
         """Of one token in one layer, keys or values, and one head: the last axis."""
-        return self.head_dim * DTYPE_BYTES[self.dtype]
+        return row_bytes(self.dtype, self.head_dim)
 
     def pool_shape(self, blocks: int) -> tuple[int, int, int, int, int, int]:
-        return (blocks, *self.block_shape)
+        """Of the pool as elements; those of codes are bytes, with the four of their scale."""
+        row_elements = self.row_bytes // FLOAT_BYTES.get(self.dtype, 1)
+        return (blocks, *self.block_shape[:-1], row_elements)
 
     def share(self, layers: int, kv_heads: int) -> "KvLayout":
         """The layout of a rank that holds so many of this model's layers and KV heads."""
@@ -77,13 +81,13 @@ class KvLayout:
 
 
 def is_wire_dtype(name: str) -> bool:
-    return name in SCALED or name in DTYPE_BYTES
+    return name in SCALED or name in FLOAT_BYTES
 
 
 def row_bytes(dtype: WireDtype, head_dim: int) -> int:
-    if dtype == "int8" or dtype == "float8_e4m3":
+    if dtype in SCALED:
         return SCALE_BYTES + head_dim
-    return head_dim * DTYPE_BYTES[dtype]
+    return head_dim * FLOAT_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ def _rounded_up(bytes: int, multiple: int) -> int:
 
 def shard_layout(geometry: KvGeometry, shard: KvShard) -> KvLayout:
     """How the blocks of one rank are laid out. The geometry's dtype must be a known one."""
-    dtype = next(known for known in DTYPE_BYTES if known == geometry.dtype)
+    dtype = next(known for known in STORED if known == geometry.dtype)
     return KvLayout(shard.layers, shard.heads, geometry.block_size, geometry.head_dim, dtype)
 
 

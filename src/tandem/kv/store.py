@@ -2,7 +2,7 @@
 memory that others may reach.
 
 Knows nothing of owners or hashes: which block holds what is the pool machine's business.
-Axes: B blocks, L layers, K kv heads, S slots a block, D head dim.
+Axes: B blocks, L layers, K kv heads, S slots a block, D head dim (of codes with their scale).
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "int8": torch.int8,
 }
 
 

@@ -25,6 +25,7 @@ from tandem.models.directory import checkpoint_path
 # Options that a pool calls otherwise.
 _KEY_OF_A_POOL = {"kv-cache-dtype": "kv_dtype", "gpu-memory-utilization": "memory_utilization"}
 STORED = ("auto", "float32", "bfloat16", "float16")
+KV_STORED = (*STORED, "int8")
 QUANTISED = ("int8", "int4")
 # More processes on one machine than this are a slip.
 MOST_PROCESSES = 512
@@ -227,7 +228,7 @@ def _refused_of(pool: PoolConfig) -> Iterator[tuple[str, str]]:
     if pool.dtype not in (*STORED, *QUANTISED):
         stored = ", ".join((*STORED, *QUANTISED))
         yield ("dtype", f"live weights are stored as {stored}, not as {pool.dtype}")
-    if pool.kv_dtype not in STORED:
-        yield ("kv_dtype", f"live KV is {', '.join(STORED)}, not {pool.kv_dtype}")
+    if pool.kv_dtype not in KV_STORED:
+        yield ("kv_dtype", f"live KV is {', '.join(KV_STORED)}, not {pool.kv_dtype}")
     if pool.sequence_parallel and pool.tensor_parallel == 1:
         yield ("sequence_parallel", "needs a tensor_parallel of 2 or more")

@@ -85,6 +85,19 @@ struct Merged {
   float *values, *peak, *sum;
 };
 
+// What lies before the elements of a stored row, in bytes: the scale of codes.
+template <class T>
+constexpr int64_t kRowHeader = 0;
+template <>
+constexpr int64_t kRowHeader<int8_t> = sizeof(float);
+
+template <class T>
+constexpr bool kHasScales = kRowHeader<T> != 0;
+
+inline float scale_of(const void* codes) {
+  return load_raw<float>((const int8_t*)codes - kRowHeader<int8_t>);
+}
+
 // Where the keys and values of a segment lie; keys [from, to) of it are seen by the piece.
 struct Segment {
   int64_t index, from, to;
@@ -144,7 +157,7 @@ void find_rows(const AttentionCall& call, const Piece& piece, int64_t index, Seg
   const int32_t* table = call.table + piece.sequence * call.table_stride;
   const T* pool = (const T*)call.kv + piece.kv_head * call.head_stride;
   const auto put = [&](int64_t j, int64_t block, int64_t offset) {
-    const T* row = pool + table[block] * call.block_stride + offset * call.slot_stride;
+    const T* row = pool + table[block] * call.block_stride + offset * call.slot_stride + kRowHeader<T>;
     segment->k_rows[j] = row;
     segment->v_rows[j] = row + call.side_stride;
   };
@@ -168,10 +181,19 @@ template <class T>
 void transpose_keys(const AttentionCall& call, const Segment& segment, int64_t first, int64_t from,
                     int64_t to, float* k) {
   const T* const* rows = (const T* const*)segment.k_rows;
-  for (int64_t j = from / kLanes * kLanes; j < to; j += kLanes)
-    transpose_rows(rows + j, call.head_dim, k + (j - first) * call.padded_dim(), kLanes);
+  for (int64_t j = from / kLanes * kLanes; j < to; j += kLanes) {
+    float* run = k + (j - first) * call.padded_dim();
+    transpose_rows(rows + j, call.head_dim, run, kLanes);
+    if constexpr (kHasScales<T>) {
+      Floats scales;
+      for (int lane = 0; lane < kLanes; ++lane) scales[lane] = scale_of(rows[j + lane]);
+      for (int64_t d = 0; d < call.head_dim; ++d)
+        store(run + d * kLanes, load(run + d * kLanes) * scales);
+    }
+  }
 }
 
+// Values as numbers, or their codes, whose scales go to the weights.
 template <class T>
 void widen_values(const AttentionCall& call, const Segment& segment, float* v) {
   const int64_t dim = call.padded_dim(), whole = call.head_dim / kLanes * kLanes;
@@ -267,16 +289,28 @@ void score_panel(const AttentionCall& call, const GroupView& view, int64_t panel
        TileShape{call.head_dim, kPanelColumns, true}, ahead);
 }
 
+// Weights of values times the scales of their codes.
+void scale_weights(const GroupView& view, const Segment& segment, float* scores) {
+  float scales[kSegment] = {};
+  for (int64_t j = view.from; j < view.to; ++j) scales[j] = scale_of(segment.v_rows[j]);
+  for (int r = 0; r < view.rows; ++r)
+    for (int64_t j = view.from / kLanes * kLanes; j < view.to; j += kLanes) {
+      float* weights = scores + r * kSegment + j;
+      store(weights, load(weights) * load(scales + j));
+    }
+}
+
 // Scores to weights, weighted values, then merge or set aside.
-template <class B, class Ahead>
+template <class T, class B, class Ahead>
 void finish_group(const AttentionCall& call, const Piece& piece, const GroupView& view,
-                  int64_t segment, float* scores, B values, Workspace* space, Ahead ahead) {
+                  const Segment& segment, float* scores, B values, Workspace* space, Ahead ahead) {
   const int64_t dim = call.padded_dim();
   Softmax found[kTileRows] = {};
   if (view.from < view.to) {
     for (int r = 0; r < view.rows; ++r)
       found[r] = weigh(scores + r * kSegment, view.from / kLanes * kLanes, view.to, view.low[r],
                        view.high[r]);
+    if constexpr (kHasScales<T>) scale_weights(view, segment, scores);
     tile(view.rows, space->values, dim, scores + view.from, kSegment, values,
          TileShape{view.to - view.from, dim, true}, ahead);
   }
@@ -284,7 +318,7 @@ void finish_group(const AttentionCall& call, const Piece& piece, const GroupView
     const int64_t row = view.row + r;
     if (piece.partial) {
       float* aside =
-          piece.partial + ((segment - piece.segment) * rows_of(call, piece) + row) * (dim + 2);
+          piece.partial + ((segment.index - piece.segment) * rows_of(call, piece) + row) * (dim + 2);
       if (found[r].sum != 0.0f) std::memcpy(aside, space->values + r * dim, dim * sizeof(float));
       aside[dim] = found[r].peak, aside[dim + 1] = found[r].sum;
     } else {
@@ -320,10 +354,10 @@ void attend_direct(const AttentionCall& call, const PieceRows& of, const Segment
     float* scores = space->scores + g * kTileRows * kSegment;
     const ScatteredRows<T> values{(const T* const*)segment.v_rows + view.from, 0};
     if (g == 0 && next)
-      finish_group(call, of.whole, view, segment.index, scores, values, space,
-                   read_ahead<T>(call, next->k_rows + next->from, next->to - next->from, steps));
+      finish_group<T>(call, of.whole, view, segment, scores, values, space,
+                      read_ahead<T>(call, next->k_rows + next->from, next->to - next->from, steps));
     else
-      finish_group(call, of.whole, view, segment.index, scores, values, space, NoReadAhead{});
+      finish_group<T>(call, of.whole, view, segment, scores, values, space, NoReadAhead{});
   }
 }
 
@@ -340,8 +374,8 @@ void attend_widened(const AttentionCall& call, const PieceRows& of, const Segmen
       if (view.sees_panel(panel))
         score_panel(call, view, panel, space->q, space->k + panel * kPanelColumns * dim,
                     space->scores, NoReadAhead{});
-    finish_group(call, of.whole, view, segment.index, space->scores,
-                 StridedRows<float>{space->v + view.from * dim, dim}, space, NoReadAhead{});
+    finish_group<T>(call, of.whole, view, segment, space->scores,
+                    StridedRows<float>{space->v + view.from * dim, dim}, space, NoReadAhead{});
   }
 }
 
@@ -511,6 +545,7 @@ extern "C" void tandem_paged_attention(
   switch (dtype) {
     case kBfloat16: return run<bf16>(call);
     case kFloat16: return run<fp16>(call);
+    case kInt8: return run<int8_t>(call);
     default: return run<float>(call);
   }
 }

@@ -1,4 +1,6 @@
 // Rotates queries and keys in place and writes keys and values into the paged pool.
+#include <cmath>
+
 #include "vectors.h"
 
 using namespace tandem;
@@ -74,6 +76,28 @@ void narrow(float value, fp16* target) {
 }
 
 template <class T>
+void write_row(const float* source, int64_t dim, T* target) {
+  for (int64_t d = 0; d < dim; ++d) narrow(source[d], target + d);
+}
+
+// Codes with their scale before them. A row that is not finite has no number as its scale.
+void write_row(const float* source, int64_t dim, int8_t* target) {
+  float peak = 0.0f, zero = 0.0f;
+  for (int64_t d = 0; d < dim; ++d) {
+    peak = std::fmax(peak, std::fabs(source[d]));
+    zero += source[d] * 0.0f;
+  }
+  const float scale = peak / 127.0f;
+  const bool usable = zero == 0.0f && scale > 0.0f;
+  store_raw(target, usable ? scale : zero);
+  target += sizeof(float);
+  for (int64_t d = 0; d < dim; ++d) {
+    const float steps = usable ? source[d] / scale : 0.0f;
+    target[d] = (int8_t)std::nearbyint(std::fmin(std::fmax(steps, -127.0f), 127.0f));
+  }
+}
+
+template <class T>
 void write(const RotaryCall& call, const Heads& heads, int64_t token, int64_t side) {
   const int64_t slot = call.slots[token];
   if (slot < 0) return;
@@ -81,7 +105,7 @@ void write(const RotaryCall& call, const Heads& heads, int64_t token, int64_t si
   for (int64_t head = 0; head < heads.count; ++head) {
     const float* source = heads.data + token * heads.token_stride + head * heads.head_stride;
     T* target = block + head * call.kv_strides[2] + slot % call.block_size * call.kv_strides[3];
-    for (int64_t d = 0; d < call.head_dim; ++d) narrow(source[d], target + d);
+    write_row(source, call.head_dim, target);
   }
 }
 
@@ -122,6 +146,7 @@ extern "C" void tandem_rotate_and_store(float* q, float* k, float* v, const int6
   switch (dtype) {
     case kBfloat16: return run<bf16>(call, (int)threads);
     case kFloat16: return run<fp16>(call, (int)threads);
+    case kInt8: return run<int8_t>(call, (int)threads);
     default: return run<float>(call, (int)threads);
   }
 }

@@ -38,6 +38,13 @@ inline void store_columns(const fp16*, const Words& row, float* target, ptrdiff_
   }
 }
 
+inline void store_columns(const int8_t*, const Words& row, float* target, ptrdiff_t stride) {
+  for (int part = 0; part < 4; ++part) {
+    const Ints codes = (Ints)(row << (24 - 8 * part)) >> 24;
+    store(target + part * stride, __builtin_convertvector(codes, Floats));
+  }
+}
+
 // target[d * stride + lane] = rows[lane][d] for d < dims.
 template <class T>
 inline void transpose_rows(const T* const* rows, int64_t dims, float* target, ptrdiff_t stride) {

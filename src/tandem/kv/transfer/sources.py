@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.facts.kv import KvExport, KvGeometry, KvShard, MoveKv
-from tandem.kv.layout import DTYPE_BYTES, is_wire_dtype
+from tandem.kv.layout import STORED, is_wire_dtype
 
 # Far beyond any model and any pool; keeps all arithmetic within 64 bits.
 MOST_CELLS = 1 << 20
@@ -81,7 +81,7 @@ def _strange_geometry(mine: KvGeometry, theirs: KvGeometry) -> str | None:
     ):
         if own != other:
             return f"its KV has {other} {what}, not {own}"
-    if theirs.dtype not in DTYPE_BYTES:
+    if theirs.dtype not in STORED:
         return f"no codec for its KV, stored as {theirs.dtype!r}"
     sizes = sorted((mine.block_size, theirs.block_size))
     if not 0 < sizes[0] <= sizes[1] <= MOST_TOKENS or sizes[1] % sizes[0]:

@@ -71,7 +71,11 @@ def plan_model(
     )
     plan = plan.of_model(
         content_of(spec, plan.storage, weights, facts.quantization, as_stored=plan.as_stored),
-        arithmetic_of(kernels, plan.device, _compute(plan), codes=plan.as_stored),
+        arithmetic_of(
+            *(kernels, plan.device, _compute(plan)),
+            codes=plan.as_stored,
+            kv_codes=plan.layout.dtype == "int8",
+        ),
     )
     spec = replace(spec, context_tokens=plan.worker.context_tokens)
     return PlannedModel(
