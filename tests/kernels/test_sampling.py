@@ -276,6 +276,20 @@ def test_greedy_and_ties_take_the_lowest_id(face: str, request: pytest.FixtureRe
     assert kernels.sample(logits, rows_of(2, **greedy)).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("top_p", [0.001, 0.05, 0.3, 0.6, 0.9, 0.999])
+@pytest.mark.parametrize("parameters", [{}, {"min_p": 0.01}, {"temperature": 0.3}], ids=str)
+def test_a_nucleus_of_any_size_draws_what_the_reference_draws(
+    native: Kernels, reference: Kernels, top_p: float, parameters: dict[str, float]
+) -> None:
+    """Flat rows and peaked ones, and some in which many tokens are equally likely."""
+    generator = torch.Generator().manual_seed(int(1000 * top_p))
+    spreads = torch.tensor([0.02, 0.5, 2.0, 6.0]).repeat(20)[:, None]
+    logits = torch.randn(80, 3001, generator=generator) * spreads
+    logits[40:] = (logits[40:] * 4).round() / 4
+    rows = rows_of(80, top_p=top_p, **parameters)
+    assert torch.equal(native.sample(logits, rows), reference.sample(logits, rows))
+
+
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize(
     "parameters",

@@ -194,6 +194,49 @@ Winner draw_from_list(const Row& row, float t_top, const std::vector<Candidate>&
   return winner;
 }
 
+// Of all mass from `lowest` up, in units of the largest token's, and of what comes before a token.
+// In floats: right to a ten-thousandth.
+struct Shares {
+  double ahead = 0.0, total = 0.0;
+};
+constexpr double kShareError = 1e-3;
+
+Shares shares_of(const Row& row, float t_max, float lowest, const Candidate& of) {
+  constexpr int64_t stretch = 4096;
+  const Floats temperature = splat(row.temperature), own = splat(of.t), most = splat(t_max);
+  Shares shares;
+  for (int64_t i = 0; i < row.vocabulary; i += stretch) {
+    Floats total{}, ahead{};
+    for (int64_t j = i; j < std::min(i + stretch, row.vocabulary); j += kLanes) {
+      const Floats t = load_logits(row, j) / temperature;
+      const Floats mass = select(t >= splat(lowest), exp_of(t - most), Floats{});
+      total += mass;
+      ahead += select((t > own) | ((t == own) & first_lanes(of.id - j)), mass, Floats{});
+    }
+    shares.total += sum_of(total), shares.ahead += sum_of(ahead);
+  }
+  return shares;
+}
+
+// What is drawn from a nucleus among the tokens of `kept`, where that is soon beyond doubt. Whoever
+// wins among more tokens than a nucleus holds wins there as well if it is one of them; and if it is
+// not, neither is any token behind it.
+bool draw_from_nucleus(const Row& row, float t_max, Interval kept, float top_p, Winner* winner) {
+  constexpr int tries = 4;
+  const float lowest = std::max(kept.last.t, t_max - kMassSpan);
+  for (int i = 0; i < tries; ++i) {
+    *winner = draw_from_all(row, t_max, kept);
+    const Candidate found{row.logits[winner->id] / row.temperature, (int32_t)winner->id};
+    const Shares shares = shares_of(row, t_max, lowest, found);
+    const double over = shares.ahead - (double)top_p * shares.total;
+    const double doubt = kShareError * shares.total;
+    if (over < -doubt) return true;
+    if (over < doubt) return false;
+    kept.last = {found.t, found.id - 1};
+  }
+  return false;
+}
+
 // Keeps the first `most` candidates in the order of `before`.
 void keep_first(size_t most, std::vector<Candidate>* list) {
   if (list->size() <= most) return;
@@ -248,6 +291,10 @@ Winner draw(const Row& row, float peak, const Filters& filters, std::vector<Cand
   const bool top_p = filters.top_p < 1.0f;
   const bool late = filters.typical_p < 1.0f || filters.excluded_share <= 1.0f;
   if (!top_k && !top_p && !late) return draw_from_all(row, t_max, kept);
+  if (!top_k && !late) {
+    Winner winner;
+    if (draw_from_nucleus(row, t_max, kept, filters.top_p, &winner)) return winner;
+  }
   const float lowest = std::max(kept.last.t, t_max - kMassSpan);
   gather(row, lowest, top_k ? (size_t)filters.top_k : SIZE_MAX, list);
   if (top_p) {
