@@ -11,6 +11,7 @@ import torch
 from tandem.kernels import arithmetic
 from tandem.kernels.arithmetic import ARITHMETIC_VERSION, arithmetic_of, fingerprint
 from tandem.kernels.native import COMPILERS
+from tandem.kernels.rotary import RotaryTable, rotary_table
 
 # Of `ARITHMETIC_VERSION`, by the compiler and the floats in a register (16: AVX-512, 8: AVX2 with
 # FMA, 4: plain x86-64). All processors that have the same registers give the same. Where one of
@@ -45,6 +46,28 @@ def test_products_in_fewer_bits_are_another_arithmetic(native, narrow):
     cpu = torch.device("cpu")
     lines = {arithmetic_of(each, cpu, torch.float32) for each in (native, narrow)}
     assert len(lines) == 2
+
+
+def test_another_rotary_table_of_torch_is_another_arithmetic(native, monkeypatch):
+    """As on another processor, for which the same kernels were compiled."""
+    cpu = torch.device("cpu")
+    before = arithmetic_of(native, cpu, torch.float32)
+    assert arithmetic_of(native, cpu, torch.float32) == before
+
+    def other(*words):
+        table = rotary_table(*words)
+        return RotaryTable(table.cos.nextafter(torch.ones(())), table.sin)
+
+    monkeypatch.setattr(arithmetic, "rotary_table", other)
+    assert arithmetic_of(native, cpu, torch.float32) != before
+
+
+def test_kv_that_is_held_as_codes_is_another_arithmetic(native):
+    cpu = torch.device("cpu")
+    plain, coded = (
+        arithmetic_of(native, cpu, torch.float32, kv_codes=each) for each in (False, True)
+    )
+    assert coded.startswith(f"{plain}, KV codes ")
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -6,7 +6,6 @@ import torch
 
 from tandem.facts.errors import InvalidConfiguration
 from tandem.kernels import instructions, native
-from tandem.kernels.arithmetic import arithmetic_of
 from tandem.kernels.coded import X_GROUP
 from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.instructions import (
@@ -70,11 +69,6 @@ def test_codes_are_multiplied_as_bytes_on_all_but_the_oldest(library: NativeLibr
         built = load_library(instruction_set=name)
         assert isinstance(built, NativeLibrary)
         assert has_int8_products(built) == (name != "baseline")
-
-
-def test_what_computes_so_is_named(narrow: Kernels, reference: Kernels) -> None:
-    lines = {arithmetic_of(each, CPU, torch.float32) for each in (reference, narrow)}
-    assert len(lines) == 2
 
 
 def test_a_set_by_name_does_not_depend_on_the_processor(

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.facts.model import Activation, NormSpec
+from tandem.facts.model import Activation, NormSpec, RopeSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.coded import Bits, CodedWeight
 from tandem.kernels.faces import Kernels
 from tandem.kernels.kv_rows import row_elements
 from tandem.kernels.lora import LowRankPart, adapter_rows
 from tandem.kernels.packed import Storage
-from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
+from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces, rotary_table
 
 # Raise this whenever the KV of any model could come out with other bits than before: a change to
 # what a kernel computes, or in which order it adds; to what decoder, rotary table, quantisation or
@@ -35,6 +35,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8", "int4")
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 19, 4, 2, 24, 8
 FEATURES, OUTPUTS, RANK = 88, 70, 20
+ROTARY_DIM, ROTARY_POSITIONS = 128, 1000
 CODE_BITS: tuple[Bits, ...] = get_args(Bits)
 GROUP = 32
 
@@ -54,7 +55,8 @@ def arithmetic_of(
     # The rotary table, and whatever has no kernel, is torch's in every face.
     words = [f"{kernels.name}/{ARITHMETIC_VERSION}", precision, f"torch {torch.__version__}"]
     if kernels.name == "native":
-        words.append(fingerprint(kernels))
+        # Torch takes other functions on other processors, for which kernels may be the same.
+        words += [fingerprint(kernels), f"rotary {_digest(_rotary())}"]
         words += [f"codes {_digest(_coded(kernels))}"] if codes else []
         words += [f"KV codes {_digest(_attended(kernels, torch.int8))}"] if kv_codes else []
     elif device.type == "cpu":
@@ -68,6 +70,11 @@ def fingerprint(kernels: Kernels) -> str:
     """A digest of what each operation gives for numbers that are always the same; float32, on the
     CPU."""
     return _digest(_results(kernels))
+
+
+def _rotary() -> list[Tensor]:
+    table = rotary_table(RopeSpec(), ROTARY_DIM, ROTARY_POSITIONS, torch.device("cpu"))
+    return [table.cos, table.sin]
 
 
 def _digest(results: list[Tensor]) -> str:

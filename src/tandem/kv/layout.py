@@ -1,10 +1,10 @@
 """KV layout: how the bytes of a block, of a worker's pool, and of the memory that it exports lie.
 
 One block over all layers is one contiguous span, `[layer, 2, kv_head, block_size, head_dim]`; the
-last axis of `int8` is a scale and so many codes. A
-*run* is the contiguous last two axes, what one KV head of one layer holds of keys or values; runs
-are numbered in memory order. The memory that a worker exports is `[metadata table][pool]`, and
-behind it encoded copies of some blocks, laid out likewise, where it keeps any.
+last axis of `int8` is a scale and so many codes. A *run* is the contiguous last two axes, what one
+KV head of one layer holds of keys or values; runs are numbered in memory order. The memory that a
+worker exports is `[metadata table][pool]`, and behind it encoded copies of some blocks, laid out
+likewise, where it keeps any.
 """
 
 from dataclasses import dataclass, replace

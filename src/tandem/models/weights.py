@@ -220,6 +220,8 @@ def _room_for(rows: int, columns: int, form: CodeForm) -> CodedWeight:
 
 def _in_form(slab: CodedWeight, form: CodeForm) -> CodedWeight:
     """The same values with the zero and the groups of that form."""
+    if (slab.zero, slab.size) == (form.zero, form.size):
+        return slab
     codes_NC, columns = slab.codes, slab.codes.shape[1]
     if slab.zero != form.zero:
         codes_NC = codes_NC + (form.zero - slab.zero)
