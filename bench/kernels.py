@@ -24,7 +24,7 @@ from tandem.kernels.faces import Kernels, choose_kernels
 from tandem.kernels.instructions import InstructionSet
 from tandem.kernels.kv_rows import encode_rows
 from tandem.kernels.packed import Arithmetic, Storage
-from tandem.kernels.penalties import PenaltyRows
+from tandem.kernels.penalties import PenaltyRows, penalise
 from tandem.kernels.rotary import QueryKeyValue, RotaryTable, TokenPlaces
 from tandem.kernels.sampling import LateFilters, SamplingRows
 
@@ -230,6 +230,7 @@ def bench_draw(bench: Bench) -> None:
 
     for name, run in (
         ("penalties, 16 x 2,000 tokens", partial(bench.kernels.penalise, logits, penalties)),
+        ("the same by torch", partial(penalise, logits, penalties)),
         ("penalties and top_p 0.9, 16 x 151,936", draw),
     ):
         rate = measure(run, 1e9, bench.seconds)
