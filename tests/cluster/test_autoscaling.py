@@ -126,7 +126,11 @@ def test_advice_is_recorded_and_nothing_is_done():
     assert (status.starts, status.flips, status.starting, status.draining) == (0, 0, (), ())
     # It is recorded at each tick, and shown once.
     assert [decision.serial for decision in status.decisions] == [1]
-    assert [decision.serial for decision in cluster.decisions] == [1, 2, 3]
+    cluster.tick(Plan(reason="idle"))
+    status = cluster.planner.status(cluster.gateway.now_ns)
+    assert status.thought == "idle"
+    assert [decision.serial for decision in status.decisions] == [1]
+    assert [decision.serial for decision in cluster.decisions] == [1, 2, 3, 4]
 
 
 def test_who_died_is_waited_for_and_then_replaced():

@@ -292,6 +292,7 @@ def test_what_the_planner_did_is_shown():
         held=(HeldWorker("d-0", "drained"), HeldWorker("p-0", "flipped to decode", 240.0)),
         decisions=(decision,),
         decided_ago_s=12.0,
+        thought="idle",
         starts=2,
         failed_starts=1,
     )
@@ -300,8 +301,9 @@ def test_what_the_planner_did_is_shown():
     print_status(console, "http://here", [status])
     shown = [line.rstrip() for line in console.export_text().splitlines()]
     first = shown.index("planner tandem (advisory): 2 started, 1 could not be started")
-    assert shown[first + 1 : first + 5] == [
+    assert shown[first + 1 : first + 6] == [
         "  12 s ago: busy: would do: d-2 starts as decode",
+        "  now: idle",
         "  starting: d-1 as decode",
         "  draining: p-1",
         "  left alone, changed by hand: d-0 (drained, until it is undrained), p-0 (flipped to "

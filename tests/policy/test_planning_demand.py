@@ -18,6 +18,7 @@ from tandem.policy.planning.demand import (
     erlang_c,
     sampled,
 )
+from tandem.policy.planning.pools import Sizes
 from tests.policy.planning_bed import COST, LENGTHS, PROMISE, STEP_TIME, window
 
 ROOM = DecodeRoom(kv_tokens=400_000, sequences=512)
@@ -74,6 +75,7 @@ def test_more_load_or_burstier_load_never_needs_fewer(lengths, rate_per_s, more)
         demand(lengths, burstiness=more).sizes(rate_per_s, 200),
         demand(lengths, backlog_s=10 * more).sizes(rate_per_s, 200),
         demand(lengths, context_tokens=9000 * more).sizes(rate_per_s, 200),
+        demand(lengths, sequences=round(1000 * more)).sizes(rate_per_s, 200),
     ):
         assert other.prefill >= calm.prefill
         assert other.decode >= calm.decode
@@ -93,6 +95,14 @@ def test_a_heavier_tail_of_equal_mean_never_needs_fewer(prompt, heavier, rate_pe
     )
     assert heavy.prefill >= calm.prefill
     assert heavy.decode >= calm.decode
+
+
+def test_sequences_that_are_there_need_places_whatever_the_rate():
+    # Clients that ask when they have been answered: the rate is what one worker serves.
+    for sequences, workers in ((0, 1), (512, 1), (513, 2), (1024, 2), (1025, 3)):
+        assert demand(slo=Slo(), sequences=sequences).sizes(0.5, 10) == Sizes(1, workers)
+    # 250 at once keep no step within 35 ms.
+    assert demand(slo=Slo(tpot_s=0.035), sequences=250).sizes(0.5, 10) == Sizes(1, 2)
 
 
 def test_the_tail_matters_where_the_mean_would_not_see_it():

@@ -235,23 +235,27 @@ class Demo:
             premium.in_turns(LONG_ANSWERS, PREMIUM_CLIENTS, 2 * FLIP_LIMIT_S),
             free.in_turns(LONG_ANSWERS, FREE_CLIENTS, 2 * FLIP_LIMIT_S),
         )
-        clock = start_clock()
         try:
-            async with asyncio.timeout(FLIP_LIMIT_S):
-                while len(flipped := await _flips(operators)) == flips:
-                    await asyncio.sleep(POLL_S)
-            after_s = clock()
-            await asyncio.sleep(NEW_ROLE_S)
-            actions = "; ".join(action.text for action in flipped[-1].actions)
-            _say(self.console, f"{after_s:.1f} s after the load changed: {actions}.\n")
-        except TimeoutError:
-            _say(self.console, f"No worker changed its role within {FLIP_LIMIT_S:g} s here.\n")
-        else:
+            _say(self.console, await self._flip_awaited(operators, flips))
             print_status(self.console, self.running.record.url, await operators.statuses())
         finally:
             asking.cancel()
             with suppress(asyncio.CancelledError):
                 await asking
+
+    async def _flip_awaited(self, operators: Operators, flips: int) -> str:
+        """What the planner did that had flipped so many workers before."""
+        clock = start_clock()
+        try:
+            async with asyncio.timeout(FLIP_LIMIT_S):
+                while len(flipped := await _flips(operators)) == flips:
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            return f"No worker changed its role within {FLIP_LIMIT_S:g} s here.\n"
+        after_s = clock()
+        await asyncio.sleep(NEW_ROLE_S)
+        actions = "; ".join(action.text for action in flipped[-1].actions)
+        return f"{after_s:.1f} s after the load changed: {actions}.\n"
 
     async def explain(self) -> None:
         """A request that ran and one that was rejected."""

@@ -112,8 +112,9 @@ class SimulationStatus(Struct, frozen=True):
 class PlanningStatus(Struct, frozen=True):
     """How a gateway's planner fares. Whoever launches processes starts those that are `starting`
     and do not run. `decisions` are the last ones that changed something or would have, oldest
-    first, the last of them `decided_ago_s` ago; the counts are of actions begun. `spares` stand by,
-    loaded. `simulation` is None where the planner asks no simulator."""
+    first, the last of them `decided_ago_s` ago; `thought` is the reason of the last tick, whether
+    it changed anything or not. The counts are of actions begun. `spares` stand by, loaded.
+    `simulation` is None where the planner asks no simulator."""
 
     policy: str
     mode: PlanningMode
@@ -122,6 +123,7 @@ class PlanningStatus(Struct, frozen=True):
     held: tuple[HeldWorker, ...] = ()
     decisions: tuple[PlanDecision, ...] = ()
     decided_ago_s: float = 0.0
+    thought: str = ""
     starts: int = 0
     stops: int = 0
     flips: int = 0

@@ -39,13 +39,16 @@ class Workload:
     the variance of the number of arrivals over its mean, 1 for independent ones.
     `context_tokens` is what a running sequence is seen to attend to, reused prefix included; 0
     where none was seen. `backlog_s` seconds of prefill are waiting and shall be gone in
-    `recovery_s`."""
+    `recovery_s`. `sequences` are at decode workers now, running or waiting for a place: clients
+    that ask only when they have been answered show no higher rate than is served, however many
+    wait."""
 
     lengths: tuple[tuple[int, int], ...]
     burstiness: float = 1.0
     context_tokens: float = 0.0
     backlog_s: float = 0.0
     recovery_s: float = 60.0
+    sequences: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class Demand:
         step_s, bound_s = 0.0, self._interval_bound_s
         for _ in range(200):
             sequences = tokens_per_s * step_s
-            sequences += deviations * sqrt(sequences)
+            sequences = max(self.workload.sequences, sequences + deviations * sqrt(sequences))
             kv_tokens = rate_per_s * step_s * self.context
             kv_tokens += deviations * sqrt(rate_per_s * step_s * self.squared_context)
             each, each_kv = max(1, ceil(sequences / workers)), ceil(kv_tokens / workers)

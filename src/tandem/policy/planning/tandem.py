@@ -134,6 +134,7 @@ class Tandem:
             context_tokens / running if running >= TELLING_SEQUENCES else 0.0,
             _backlog_s(fleet, lengths),
             max(60.0, fleet.startup_s),
+            running + sum(view.waiting_requests for view in decoding),
         )
         room = DecodeRoom()
         if decoding:
