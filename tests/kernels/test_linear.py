@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.kernels.faces import Kernels
-from tandem.kernels.linear import LEAST_ROWS, MOST_ROWS, choose_block_rows, choose_threads
 from tandem.kernels.native import KernelArgumentError
 from tandem.kernels.packed import Storage
 
@@ -148,16 +147,6 @@ def test_a_weight_of_the_other_face_is_refused(native: Kernels, reference: Kerne
         native.linear(torch.ones(1, 3).double(), native.pack(torch.ones(2, 3), None, "float32"))
     with pytest.raises(KernelArgumentError, match="storage"):
         native.pack(torch.ones(2, 3), None, "float64")
-
-
-@given(st.integers(1, 10_000), st.integers(1, 3000), st.integers(1, 64))
-def test_blocks_stay_within_bounds(rows: int, panels: int, threads: int) -> None:
-    assert LEAST_ROWS <= choose_block_rows(rows, panels, threads) <= MOST_ROWS
-
-
-def test_small_products_stay_on_one_thread() -> None:
-    assert choose_threads(64 * 64, 8) == 1
-    assert choose_threads(1 << 30, 8) == 8
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -236,6 +236,11 @@ def gather(kv_B2KSD: Tensor, table_NM: Tensor, used_NL: Tensor) -> tuple[Tensor,
     return kv_2NKLD[0], kv_2NKLD[1]
 
 
+def tile_tokens(heads: int, kv_heads: int) -> int:
+    """Queries that are attended to together."""
+    return max(1, TILE_ROWS // (heads // kv_heads))
+
+
 class NativePagedAttention:
     """fp32 arithmetic over float32, bfloat16, float16 or int8 keys. q must be float32; blocks may
     lie anywhere, but D must be contiguous."""
@@ -280,7 +285,7 @@ class NativePagedAttention:
             integers(heads, kv_heads, head_dim, block_size),
             scale,
             window or 0,
-            max(1, TILE_ROWS // (heads // kv_heads)),
+            tile_tokens(heads, kv_heads),
             torch.get_num_threads(),
         )
         return out_THD

@@ -201,10 +201,10 @@ class NativeCodedLinear:
         self._run = library.function(
             "tandem_coded_linear",
             *(Pointer, Integer, Integer, Pointer, Integer, Integer, Integer, Pointer, Pointer),
-            *(Pointer, Pointer, Integer, Pointer, Integer, Integer, Integer, Integer, Integer),
+            *(Pointer, Pointer, Integer, Pointer, Integer, Integer, Integer, Integer),
         )
 
-    def __call__(self, x_TC: Tensor, packed: PackedLinear, block_rows: int, threads: int) -> Tensor:
+    def __call__(self, x_TC: Tensor, packed: PackedLinear) -> Tensor:
         require_rows("x_TC", x_TC)
         groups, scale, bias = packed.groups, packed.scale, packed.bias
         assert groups is not None and scale is not None
@@ -226,7 +226,6 @@ class NativeCodedLinear:
             out_TN.stride(0),
             packed.in_features,
             packed.out_features,
-            block_rows,
-            threads,
+            torch.get_num_threads(),
         )
         return out_TN

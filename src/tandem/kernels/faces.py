@@ -30,6 +30,7 @@ from tandem.kernels.activation import (
 from tandem.kernels.attention import NativePagedAttention, PagedAttention
 from tandem.kernels.coded import NativePackCoded, PackCoded
 from tandem.kernels.instructions import InstructionSet, require_instructions
+from tandem.kernels.layers import JoinLayers, NativeJoinLayers
 from tandem.kernels.linear import (
     NativeLinear,
     NativePack,
@@ -89,6 +90,8 @@ class Kernels:
     pack_low_rank: PackLowRank
     join_low_rank: JoinLowRank
     add_low_rank: AddLowRank
+    # Where it is one call; None: layers are walked operation by operation.
+    join_layers: JoinLayers | None = None
 
 
 def reference_kernels() -> Kernels:
@@ -144,6 +147,11 @@ def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
         pack_low_rank=NativePackLowRank(),
         join_low_rank=native_join_low_rank,
         add_low_rank=NativeAddLowRank(library),
+        join_layers=NativeJoinLayers(
+            library,
+            bf16=narrow and has_bf16_products(library),
+            coded=narrow and has_int8_products(library),
+        ),
     )
 
 

@@ -33,12 +33,6 @@ from tandem.kernels.packed import (
 )
 
 PANELS_AT_ONCE = 16
-# A block's tile of partial sums (256 bytes a row) should stay in the second-level cache.
-MOST_ROWS = 384
-LEAST_ROWS = 48
-ITEMS_A_THREAD = 6
-# Sharing work with another thread costs one or two microseconds: as much as so many multiply-adds.
-THREAD_MULTIPLY_ADDS = 1 << 17
 
 
 def pack(weight_NC: Tensor, bias_N: Tensor | None, storage: Storage) -> PackedLinear:
@@ -72,17 +66,6 @@ def linear(x_TC: Tensor, packed: PackedLinear) -> Tensor:
     bias_N = None if packed.bias is None else packed.bias.to(x_TC.dtype)
     weight_NC = packed.weight if packed.groups is None else coded_of(packed).values()
     return functional.linear(x_TC, weight_NC.to(x_TC.dtype), bias_N)
-
-
-def choose_block_rows(rows: int, panels: int, threads: int) -> int:
-    """Large blocks reuse a widened panel more often; enough items keep all threads busy."""
-    wanted_items = ITEMS_A_THREAD * threads if threads > 1 else 1
-    blocks = max(-(-rows // MOST_ROWS), -(-wanted_items // panels))
-    return max(LEAST_ROWS, -(-rows // blocks))
-
-
-def choose_threads(multiply_adds: int, threads: int) -> int:
-    return max(1, min(threads, multiply_adds // THREAD_MULTIPLY_ADDS))
 
 
 class NativePack:
@@ -148,7 +131,7 @@ class NativePack:
             stored_NC.shape[1],
             stored_NC.element_size(),
             panels.data_ptr(),
-            choose_threads(stored_NC.numel(), torch.get_num_threads()),
+            torch.get_num_threads(),
         )
 
 
@@ -182,24 +165,20 @@ class NativeLinear:
         self.run = library.function(
             "tandem_linear",
             *(Pointer, Integer, Integer, Pointer, Integer, Integer, Pointer, Pointer, Pointer),
-            *(Integer, Integer, Integer, Integer, Integer),
+            *(Integer, Integer, Integer, Integer),
         )
 
     def __call__(self, x_TC: Tensor, packed: PackedLinear) -> Tensor:
         check_linear(x_TC, packed, "panels")
         require_rows("x_TC", x_TC)
-        rows = x_TC.shape[0]
-        multiply_adds = rows * packed.in_features * packed.out_features
-        threads = choose_threads(multiply_adds, torch.get_num_threads())
-        weight, scale, bias = packed.weight, packed.scale, packed.bias
-        block_rows = choose_block_rows(rows, weight.shape[0], threads)
         if packed.groups is not None:
-            return self._coded(x_TC, packed, block_rows, threads)
-        out_TN = torch.empty(rows, packed.out_features)
+            return self._coded(x_TC, packed)
+        weight, scale, bias = packed.weight, packed.scale, packed.bias
+        out_TN = torch.empty(x_TC.shape[0], packed.out_features)
         self.run(
             x_TC.data_ptr(),
             x_TC.stride(0),
-            rows,
+            x_TC.shape[0],
             weight.data_ptr(),
             DTYPE_CODES[weight.dtype],
             self._narrow and weight.dtype is torch.bfloat16,
@@ -209,7 +188,6 @@ class NativeLinear:
             out_TN.stride(0),
             packed.in_features,
             packed.out_features,
-            block_rows,
-            threads,
+            torch.get_num_threads(),
         )
         return out_TN

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.kernels.arguments import DTYPE_CODES, require_rows, require_whole
-from tandem.kernels.linear import choose_threads
 from tandem.kernels.native import Integer, KernelArgumentError, NativeLibrary, Pointer
 
 Layout = Literal["rows", "columns"]
@@ -268,7 +267,7 @@ class NativeAddLowRank:
         self._run = library.function(
             "tandem_add_low_rank",
             *(Pointer, Integer, Pointer, Integer, Pointer, Pointer, Integer),
-            *(Pointer, Integer, Pointer, Integer, Integer),
+            *(Pointer, Integer, Pointer, Integer, Integer, Integer),
         )
 
     def __call__(self, y_TN: Tensor, x_TC: Tensor, stack: LowRankStack, rows: AdapterRows) -> None:
@@ -295,5 +294,6 @@ class NativeAddLowRank:
             stack.in_features,
             inner_JR.data_ptr(),
             stack.ranks,
-            choose_threads(count * stack.multiply_adds, torch.get_num_threads()),
+            count * stack.multiply_adds,
+            torch.get_num_threads(),
         )

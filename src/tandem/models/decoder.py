@@ -18,6 +18,7 @@ from tandem.facts.model import ModelSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.faces import Kernels
+from tandem.kernels.layers import LayerStep, RunLayers
 from tandem.kernels.lora import AdapterRows, LowRankStack
 from tandem.kernels.packed import PackedLinear
 from tandem.kernels.rotary import QueryKeyValue, TokenPlaces, rotary_table
@@ -109,6 +110,9 @@ class Decoder:
         self._rotary = rotary_table(
             spec.rope, spec.attention.head_dim, spec.context_tokens, weights.device
         )
+        self._joined: RunLayers | None = None
+        if kernels.join_layers is not None and place.tensor_ranks == 1:
+            self._joined = kernels.join_layers(spec, weights.layers, self._rotary)
 
     def forward(self, batch: TokenBatch, kv: KvLayers, received_XC: Tensor | None = None) -> Tensor:
         """hidden_RC before the final norm, a row for each wanted token; writes the KV of all.
@@ -116,9 +120,24 @@ class Decoder:
         A stage before the last returns hidden_XC of all tokens, from which the next stage goes on:
         its `received_XC`.
         """
-        kernels, norm = self.kernels, self.spec.norm
         boundary = self._boundary(len(batch.token_ids))
         residual_XC = self._embed(batch.token_ids, boundary) if received_XC is None else received_XC
+        if self._joined is None or batch.adapted is not None:
+            return self._walk(batch, kv, residual_XC, boundary)
+        layers = [kv.layer(index) for index in range(self.spec.layers)]
+        places = TokenPlaces(batch.positions, batch.slots)
+        wanted = batch.wanted if self.place.is_last else None
+        return self._joined(residual_XC, LayerStep(places, batch.attention, layers, wanted))
+
+    def _walk(
+        self,
+        batch: TokenBatch,
+        kv: KvLayers,
+        residual_XC: Tensor,
+        boundary: TensorParallelBoundary,
+    ) -> Tensor:
+        """Layer by layer and operation by operation."""
+        kernels, norm = self.kernels, self.spec.norm
         update_XC: Tensor | None = None
         places = TokenPlaces(batch.positions, batch.slots)
         last = self.spec.layers - 1 if self.place.is_last else None

@@ -123,14 +123,14 @@ void block_panel(const CodedCall& call, int64_t row, int64_t rows, int64_t panel
 }
 
 template <bool Coded>
-void run(const CodedCall& call, int64_t block_rows, int threads) {
-  for_each_block(call.rows, call.out_features, block_rows, threads,
+void run(const CodedCall& call, int threads) {
+  for_each_block(call.rows, call.out_features, threads,
                  [&](int64_t row, int64_t rows, int64_t panel) {
                    block_panel<Coded>(call, row, rows, panel);
                  });
 }
 
-void run_coded(CodedCall call, int64_t block_rows, int threads) {
+void run_coded(CodedCall call, int threads) {
   static thread_local Scratch held;
   const int64_t depth = call.depth(), groups = call.groups();
   float* scales = held.take(call.rows * (2 * groups + (depth + 3) / 4));
@@ -141,7 +141,7 @@ void run_coded(CodedCall call, int64_t block_rows, int threads) {
     code_row(call.x + row * call.x_stride, call.in_features, depth, call.group, codes + row * depth,
              scales + row * groups, sums + row * groups);
   call.coded = CodedRows{codes, depth, scales, sums, groups};
-  run<true>(call, block_rows, threads);
+  run<true>(call, threads);
 }
 
 }  // namespace
@@ -154,7 +154,7 @@ extern "C" void tandem_coded_linear(const float* x, int64_t x_stride, int64_t ro
                                     const void* scale, const void* offset,
                                     const float* column_scale, const float* bias, int64_t coded,
                                     float* out, int64_t out_stride, int64_t in_features,
-                                    int64_t out_features, int64_t block_rows, int64_t threads) {
+                                    int64_t out_features, int64_t most_threads) {
   const CodedCall call{x,
                        x_stride,
                        rows,
@@ -171,6 +171,7 @@ extern "C" void tandem_coded_linear(const float* x, int64_t x_stride, int64_t ro
                        in_features,
                        out_features,
                        CodedRows{}};
-  if (coded) return run_coded(call, block_rows, (int)threads);
-  run<false>(call, block_rows, (int)threads);
+  const int threads = threads_for(rows * in_features * out_features, most_threads);
+  if (coded) return run_coded(call, threads);
+  run<false>(call, threads);
 }

@@ -150,14 +150,14 @@ void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t pane
 }
 
 template <class Products>
-void run(const LinearCall& call, int64_t block_rows, int threads) {
-  for_each_block(call.rows, call.out_features, block_rows, threads,
+void run(const LinearCall& call, int threads) {
+  for_each_block(call.rows, call.out_features, threads,
                  [&](int64_t row, int64_t rows, int64_t panel) {
                    block_panel<Products>(call, row, rows, panel);
                  });
 }
 
-void run_narrow(LinearCall call, int64_t block_rows, int threads) {
+void run_narrow(LinearCall call, int threads) {
   static thread_local Scratch held;
   call.rounded_stride = (call.in_features + 1) / 2 * 2;
   bf16* rounded = (bf16*)held.take((size_t)(call.rows * call.rounded_stride + 1) / 2);
@@ -168,7 +168,7 @@ void run_narrow(LinearCall call, int64_t block_rows, int threads) {
     round_row(call.x + row * call.x_stride, call.in_features, target);
   }
   call.rounded = rounded;
-  run<NarrowProducts>(call, block_rows, threads);
+  run<NarrowProducts>(call, threads);
 }
 
 }  // namespace
@@ -181,15 +181,15 @@ extern "C" int64_t tandem_bf16_products() { return kHasBf16Products; }
 extern "C" void tandem_linear(const float* x, int64_t x_stride, int64_t rows, const void* weight,
                               int64_t storage, int64_t narrow, const float* scale,
                               const float* bias, float* out, int64_t out_stride,
-                              int64_t in_features, int64_t out_features, int64_t block_rows,
-                              int64_t threads) {
+                              int64_t in_features, int64_t out_features, int64_t most_threads) {
   const LinearCall call{x,          x_stride,    rows,         weight,  scale, bias, out,
                         out_stride, in_features, out_features, nullptr, 0};
-  if (narrow) return run_narrow(call, block_rows, (int)threads);
+  const int threads = threads_for(rows * in_features * out_features, most_threads);
+  if (narrow) return run_narrow(call, threads);
   switch (storage) {
-    case kBfloat16: return run<WideProducts<bf16>>(call, block_rows, (int)threads);
-    case kFloat16: return run<WideProducts<fp16>>(call, block_rows, (int)threads);
-    case kInt8: return run<WideProducts<int8_t>>(call, block_rows, (int)threads);
-    default: return run<WideProducts<float>>(call, block_rows, (int)threads);
+    case kBfloat16: return run<WideProducts<bf16>>(call, threads);
+    case kFloat16: return run<WideProducts<fp16>>(call, threads);
+    case kInt8: return run<WideProducts<int8_t>>(call, threads);
+    default: return run<WideProducts<float>>(call, threads);
   }
 }

@@ -131,7 +131,8 @@ void add_stretches(std::vector<Item>& items, Item item, int64_t total, int64_t s
 extern "C" void tandem_add_low_rank(const float* x, int64_t x_stride, float* y, int64_t y_stride,
                                     const int64_t* order, const int64_t* starts, int64_t adapters,
                                     const void* table, int64_t in_features, float* inner,
-                                    int64_t inner_stride, int64_t threads) {
+                                    int64_t inner_stride, int64_t multiply_adds,
+                                    int64_t most_threads) {
   const LowRankCall call{x,           x_stride, y,           y_stride, order, (const Adapter*)table,
                          in_features, inner,    inner_stride};
   std::vector<Item> down, up;
@@ -150,6 +151,7 @@ extern "C" void tandem_add_low_rank(const float* x, int64_t x_stride, float* y, 
       }
     }
   }
-  run(call, down, down_of, (int)threads);
-  run(call, up, up_of, (int)threads);
+  const int threads = threads_for(multiply_adds, most_threads);
+  run(call, down, down_of, threads);
+  run(call, up, up_of, threads);
 }

@@ -85,13 +85,14 @@ void pack(const T* rows, int64_t row_stride, int64_t out_features, int64_t in_fe
 
 extern "C" void tandem_pack(const void* rows, int64_t row_stride, int64_t out_features,
                             int64_t in_features, int64_t element_bytes, void* panels,
-                            int64_t threads) {
+                            int64_t most_threads) {
+  const int threads = threads_for(out_features * in_features, most_threads);
   switch (element_bytes) {
     case 1: return pack((const uint8_t*)rows, row_stride, out_features, in_features,
-                        (uint8_t*)panels, (int)threads);
+                        (uint8_t*)panels, threads);
     case 2: return pack((const uint16_t*)rows, row_stride, out_features, in_features,
-                        (uint16_t*)panels, (int)threads);
+                        (uint16_t*)panels, threads);
     default: return pack((const uint32_t*)rows, row_stride, out_features, in_features,
-                        (uint32_t*)panels, (int)threads);
+                        (uint32_t*)panels, threads);
   }
 }

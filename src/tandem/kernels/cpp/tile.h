@@ -154,11 +154,33 @@ inline void tile(int rows, float* c, ptrdiff_t c_stride, const float* a, ptrdiff
   }
 }
 
+// Sharing work with another thread costs one or two microseconds: as much as so many multiply-adds.
+constexpr int64_t kThreadMultiplyAdds = 1 << 17;
+
+inline int threads_for(int64_t multiply_adds, int64_t most) {
+  const int64_t worth = multiply_adds / kThreadMultiplyAdds;
+  return (int)(worth < 1 ? 1 : worth < most ? worth : most);
+}
+
+// A block's tile of partial sums (256 bytes a row) should stay in the second-level cache.
+constexpr int64_t kMostRows = 384;
+constexpr int64_t kLeastRows = 48;
+constexpr int64_t kItemsAThread = 6;
+
+// Large blocks reuse a widened panel more often; enough items keep all threads busy.
+inline int64_t block_rows_for(int64_t rows, int64_t panels, int threads) {
+  const int64_t items = threads > 1 ? kItemsAThread * threads : 1;
+  const int64_t fewest = (rows + kMostRows - 1) / kMostRows, wanted = (items + panels - 1) / panels;
+  const int64_t blocks = fewest > wanted ? fewest : wanted;
+  const int64_t even = (rows + blocks - 1) / blocks;
+  return even > kLeastRows ? even : kLeastRows;
+}
+
 // Calls block(row, rows, panel) for blocks of rows by panels of columns, shared out among threads.
 template <class Block>
-inline void for_each_block(int64_t rows, int64_t columns, int64_t block_rows, int threads,
-                           const Block& block) {
+inline void for_each_block(int64_t rows, int64_t columns, int threads, const Block& block) {
   const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
+  const int64_t block_rows = block_rows_for(rows, panels, threads);
   const int64_t blocks = (rows + block_rows - 1) / block_rows;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t item = 0; item < blocks * panels; ++item) {

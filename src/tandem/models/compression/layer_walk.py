@@ -160,5 +160,5 @@ def rounding_inputs(layer: Decoder, matrices: Sequence[PackedLinear]) -> Decoder
 
 
 def _with_linear(layer: Decoder, linear: Linear) -> Decoder:
-    kernels = replace(layer.kernels, linear=linear)
+    kernels = replace(layer.kernels, linear=linear, join_layers=None)
     return Decoder(layer.spec, layer.weights, kernels, place=layer.place)

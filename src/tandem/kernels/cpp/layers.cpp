@@ -1,0 +1,183 @@
+// Layers of a decoder in one call: the operations that models/decoder.py names one by one, in its
+// order and with its arguments, so that their bits are the same. Nothing is computed here but where
+// each of them reads and writes.
+#include <algorithm>
+#include <cstring>
+
+#include "operations.h"
+
+namespace {
+
+// A weight as tandem_linear takes it or, of `bits` that are not 0, tandem_coded_linear. `narrow`:
+// products in what it is stored in.
+struct Weight {
+  const void* values;
+  int64_t storage;
+  int64_t narrow;
+  int64_t bits;
+  int64_t group;
+  int64_t zero;
+  const void* scale;
+  const void* offset;
+  const float* column_scale;
+  const float* bias;
+  int64_t in_features;
+  int64_t out_features;
+};
+
+// Norms of heads are null where the model has none; `window` is 0 where all keys are seen.
+struct Layer {
+  const float* attention_norm;
+  const float* query_norm;
+  const float* key_norm;
+  const float* feed_forward_norm;
+  int64_t window;
+  Weight qkv;
+  Weight attention_output;
+  Weight gate_up;
+  Weight down;
+};
+
+// Of all layers. `half` is 0 where nothing is rotated.
+struct Model {
+  int64_t hidden;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t inner;
+  int64_t activation;
+  int64_t half;
+  const float* cos;
+  const float* sin;
+  double norm_eps;
+  double norm_offset;
+  double attention_scale;
+};
+
+// The tokens of a step, and the pool; `kv` has an address for each layer. Of the last layer only the
+// `wanted_tokens` leave attention; -1: all.
+struct Step {
+  int64_t tokens;
+  const int64_t* positions;
+  const int64_t* slots;
+  const int32_t* query_start;
+  const int32_t* context;
+  const int32_t* table;
+  int64_t table_stride;
+  int64_t sequences;
+  const int32_t* parents;
+  const int64_t* wanted;
+  int64_t wanted_tokens;
+  void* const* kv;
+  int64_t kv_dtype;
+  int64_t kv_strides[4];
+  int64_t block_size;
+  int64_t tile_tokens;
+  int64_t threads;
+};
+
+void multiply(const Weight& by, const float* x, int64_t rows, float* out, int64_t threads) {
+  if (by.bits)
+    tandem_coded_linear(x, by.in_features, rows, by.values, by.bits, by.group, by.zero, by.scale,
+                        by.offset, by.column_scale, by.bias, by.narrow, out, by.out_features,
+                        by.in_features, by.out_features, threads);
+  else
+    tandem_linear(x, by.in_features, rows, by.values, by.storage, by.narrow, by.column_scale,
+                  by.bias, out, by.out_features, by.in_features, by.out_features, threads);
+}
+
+void gather(const float* rows, int64_t features, const int64_t* wanted, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(out + i * features, rows + wanted[i] * features, features * sizeof(float));
+}
+
+struct Run {
+  const Model& model;
+  const Step& step;
+
+  int64_t query_features() const { return model.heads * model.head_dim; }
+  int64_t kv_features() const { return model.kv_heads * model.head_dim; }
+
+  void norm(const float* x, float* residual, int64_t rows, const float* weight, float* out) const {
+    tandem_rms_norm(x, model.hidden, 0, rows, 1, model.hidden, residual, weight,
+                    (float)model.norm_eps, (float)model.norm_offset, out, step.threads);
+  }
+
+  // Heads of each token, normed on their own, contiguous.
+  void norm_heads(const float* x, int64_t stride, int64_t heads, const float* weight,
+                  float* out) const {
+    tandem_rms_norm(x, stride, model.head_dim, step.tokens * heads, heads, model.head_dim, nullptr,
+                    weight, (float)model.norm_eps, (float)model.norm_offset, out, step.threads);
+  }
+
+  // What the queries of all tokens attend to, from `qkv`; `normed` has room for queries and keys.
+  void attend(const Layer& layer, void* kv, float* qkv, float* normed, float* attended) const {
+    const int64_t width = query_features() + 2 * kv_features(), dim = model.head_dim;
+    float *q = qkv, *k = qkv + query_features(), *v = k + kv_features();
+    int64_t q_stride = width, k_stride = width;
+    if (layer.query_norm) {
+      norm_heads(q, width, model.heads, layer.query_norm, normed);
+      q = normed, q_stride = query_features();
+      normed += step.tokens * query_features();
+    }
+    if (layer.key_norm) {
+      norm_heads(k, width, model.kv_heads, layer.key_norm, normed);
+      k = normed, k_stride = kv_features();
+    }
+    const int64_t strides[] = {q_stride, dim, k_stride, dim, width, dim};
+    const int64_t rotated[] = {model.heads, model.kv_heads, dim, model.half, step.block_size};
+    tandem_rotate_and_store(q, k, v, strides, rotated, step.tokens, model.cos, model.sin,
+                            step.positions, step.slots, kv, step.kv_dtype, step.kv_strides,
+                            step.threads);
+    const int64_t shape[] = {model.heads, model.kv_heads, dim, step.block_size};
+    tandem_paged_attention(q, q_stride, dim, kv, step.kv_dtype, step.kv_strides, step.query_start,
+                           step.context, step.table, step.table_stride, step.sequences,
+                           step.parents, attended, shape, (float)model.attention_scale,
+                           layer.window, step.tile_tokens, step.threads);
+  }
+};
+
+}  // namespace
+
+// Sizes of what Python lays out, for it to compare.
+extern "C" int64_t tandem_layer_bytes() { return sizeof(Layer); }
+extern "C" int64_t tandem_model_bytes() { return sizeof(Model); }
+extern "C" int64_t tandem_step_bytes() { return sizeof(Step); }
+
+// Turns `residual` [tokens, hidden] into `out`, the hidden states of the tokens that are wanted.
+// `update` and `x` have room for as many rows as the larger of them, `wide` for what lies between two linears: qkv, normed queries and keys and what they attend to, or gates,
+// ups and their product.
+extern "C" void tandem_layers(const void* of_model, const void* of_layers, int64_t count,
+                              const void* of_step, float* residual, float* update, float* x,
+                              float* wide, float* out) {
+  const Model& model = *(const Model*)of_model;
+  const Layer* layers = (const Layer*)of_layers;
+  const Step& step = *(const Step*)of_step;
+  const Run run{model, step};
+  const int64_t queries = run.query_features(), keys = run.kv_features();
+  const int64_t room = std::max(step.tokens, step.wanted_tokens);
+  float* normed = wide + room * (queries + 2 * keys);
+  float* attended = normed + room * (queries + keys);
+  float* gated = wide + room * 2 * model.inner;
+  int64_t rows = step.tokens;
+  for (int64_t i = 0; i < count; ++i) {
+    const Layer& layer = layers[i];
+    run.norm(i ? update : residual, i ? residual : nullptr, rows, layer.attention_norm, x);
+    multiply(layer.qkv, x, rows, wide, step.threads);
+    run.attend(layer, step.kv[i], wide, normed, attended);
+    if (i == count - 1 && step.wanted_tokens >= 0) {
+      // Nothing after the last attention looks at other tokens.
+      rows = step.wanted_tokens;
+      gather(attended, queries, step.wanted, rows, normed);
+      gather(residual, model.hidden, step.wanted, rows, out);
+      attended = normed, residual = out;
+    }
+    multiply(layer.attention_output, attended, rows, update, step.threads);
+    run.norm(update, residual, rows, layer.feed_forward_norm, x);
+    multiply(layer.gate_up, x, rows, wide, step.threads);
+    tandem_gated_activation(wide, 2 * model.inner, rows, model.inner, model.activation, gated,
+                            step.threads);
+    multiply(layer.down, gated, rows, update, step.threads);
+  }
+  for (int64_t i = 0; i < rows * model.hidden; ++i) out[i] = residual[i] + update[i];
+}
