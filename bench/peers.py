@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "peer_programs"
 ENVIRONMENT = HERE.parent / ".peers"
 CONTEXT_TOKENS, DECODED_TOKENS, CONCURRENT = 2304, 33, 16
-OURS = "tandem"
+OURS, OVER_HTTP = "tandem", "tandem_http"
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,18 @@ class Running:
     def run(self, contest: Contest, number: int) -> None:
         """The first round warms up."""
         answer = self.ask(contest.asked(number))
-        self.first_tokens[contest.name] = answer["first_tokens"]
+        self.first_tokens[contest.name] = [tokens[0] for tokens in answer["said"]]
         if number:
             self.rates.setdefault(contest.name, []).append(contest.rate(contest, answer))
 
 
 @contextmanager
-def running(peer: Peer, checkpoint: Path, threads: int) -> Iterator[Running]:
-    in_project = peer.program in (OURS, "transformers")
+def running(peer: Peer, checkpoint: Path, threads: int, *options: str) -> Iterator[Running]:
+    in_project = peer.program in (OURS, OVER_HTTP, "transformers")
     python = sys.executable if in_project else str(ENVIRONMENT / "bin" / "python")
     command = [python, str(PROGRAMS / f"{peer.program}_program.py")]
     command += ["--model", str(checkpoint), "--kind", peer.kind, "--threads", str(threads)]
-    command += ["--sequences", str(CONCURRENT), "--context-tokens", str(CONTEXT_TOKENS)]
+    command += ["--sequences", str(CONCURRENT), "--context-tokens", str(CONTEXT_TOKENS), *options]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

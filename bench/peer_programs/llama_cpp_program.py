@@ -30,8 +30,10 @@ class Llama:
         self._vocabulary_tokens = llama_cpp.llama_vocab_n_tokens(vocabulary)
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
 
-    def forget(self) -> None:
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+    def keep(self, sequence: int, tokens: int) -> None:
+        """Forget what the sequence has beyond its first tokens."""
+        memory = llama_cpp.llama_get_memory(self._context)
+        llama_cpp.llama_memory_seq_rm(memory, sequence, tokens, -1)
 
     def decode(self, rows: list[Row]) -> dict[int, int]:
         """The greedy next token of each sequence whose logits are wanted."""
@@ -54,31 +56,52 @@ class Llama:
         return drawn
 
 
+def common_prefix(held: list[int], prompt: list[int]) -> int:
+    return next(
+        (place for place, pair in enumerate(zip(held, prompt)) if pair[0] != pair[1]),  # noqa: B905
+        min(len(held), len(prompt)),
+    )
+
+
 def load_llama(wishes: Wishes) -> Generate:
     llama = Llama(wishes)
+    # What each sequence holds: its server reuses what a slot has in common with the next prompt.
+    held: dict[int, list[int]] = {}
 
     def generate(prompts: list[list[int]], answers: list[int]) -> Answer:
-        llama.forget()
         watch = Watch()
-        rows: list[Row] = [
-            (token, position, sequence, position == len(prompt) - 1)
-            for sequence, prompt in enumerate(prompts)
-            for position, token in enumerate(prompt)
-        ]
+        rows: list[Row] = []
+        for sequence, prompt in enumerate(prompts):
+            kept = (
+                common_prefix(held.get(sequence, []), prompt[:-1]) if wishes.prefix_caching else 0
+            )
+            llama.keep(sequence, kept)
+            rows += [
+                (prompt[position], position, sequence, position == len(prompt) - 1)
+                for position in range(kept, len(prompt))
+            ]
         last: dict[int, int] = {}
+        said: dict[int, list[int]] = {}
         for first in range(0, len(rows), BATCH_TOKENS):
-            last |= llama.decode(rows[first : first + BATCH_TOKENS])
-        watch.token_came()
-        first_tokens = [last[sequence] for sequence in range(len(prompts))]
+            drawn = llama.decode(rows[first : first + BATCH_TOKENS])
+            for sequence, token in drawn.items():
+                watch.token_came(sequence)
+                said[sequence] = [token]
+            last |= drawn
         for place in range(1, max(answers)):
             rows = [
                 (last[sequence], len(prompt) + place - 1, sequence, True)
                 for sequence, prompt in enumerate(prompts)
                 if place < answers[sequence]
             ]
-            last |= llama.decode(rows)
-            watch.token_came()
-        return watch.answer(first_tokens)
+            drawn = llama.decode(rows)
+            for sequence, token in drawn.items():
+                watch.token_came(sequence)
+                said[sequence].append(token)
+            last |= drawn
+        for sequence, prompt in enumerate(prompts):
+            held[sequence] = prompt + said[sequence][:-1]
+        return watch.answer([said[sequence] for sequence in range(len(prompts))])
 
     return generate
 

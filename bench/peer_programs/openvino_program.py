@@ -13,7 +13,7 @@ def load_openvino(wishes: Wishes) -> Generate:
     scheduler.cache_size = CACHE_GIB
     scheduler.max_num_batched_tokens = 2048
     scheduler.max_num_seqs = wishes.sequences
-    scheduler.enable_prefix_caching = False
+    scheduler.enable_prefix_caching = wishes.prefix_caching
     pipeline = openvino_genai.ContinuousBatchingPipeline(
         wishes.model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": wishes.threads}
     )
@@ -29,16 +29,15 @@ def load_openvino(wishes: Wishes) -> Generate:
             ids = openvino.Tensor(np.array([prompt], np.int64))
             handles.append(pipeline.add_request(asked, ids, config))
             asked += 1
-        firsts: list[list[int]] = [[] for _ in prompts]
+        said: list[list[int]] = [[] for _ in prompts]
         while pipeline.has_non_finished_requests():
             pipeline.step()
             for number, handle in enumerate(handles):
                 while handle.can_read():
                     for output in handle.read().values():
-                        if number == 0:
-                            watch.token_came()
-                        firsts[number] = firsts[number] or list(output.generated_ids)
-        return watch.answer([tokens[0] for tokens in firsts])
+                        watch.token_came(number)
+                        said[number] += output.generated_ids
+        return watch.answer(said)
 
     return generate
 

@@ -3,7 +3,7 @@ Runs in the peer's own environment, so it knows nothing but the standard library
 
 Asked are prompts (lists of token ids) that come at once, and how many tokens each is answered with,
 greedily and without an end. The answer says after how many seconds each token of the first prompt
-came, after how many all were there, and which tokens came first.
+came and the first one of every prompt, after how many all were there, and what was said.
 """
 
 import argparse
@@ -19,21 +19,27 @@ from dataclasses import asdict, dataclass, field
 class Answer:
     seconds: float = 0.0
     instants: list[float] = field(default_factory=list)
-    first_tokens: list[int] = field(default_factory=list)
+    first_instants: list[float] = field(default_factory=list)
+    said: list[list[int]] = field(default_factory=list)
 
 
 class Watch:
-    """Of one question: when it began, and when tokens of the first prompt came."""
+    """Of one question: when it began, and when tokens came."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
         self._instants: list[float] = []
+        self._first_instants: dict[int, float] = {}
 
-    def token_came(self) -> None:
-        self._instants.append(time.perf_counter() - self._start)
+    def token_came(self, prompt: int = 0) -> None:
+        passed = time.perf_counter() - self._start
+        self._first_instants.setdefault(prompt, passed)
+        if prompt == 0:
+            self._instants.append(passed)
 
-    def answer(self, first_tokens: list[int]) -> Answer:
-        return Answer(time.perf_counter() - self._start, self._instants, first_tokens)
+    def answer(self, said: list[list[int]]) -> Answer:
+        firsts = [self._first_instants[each] for each in sorted(self._first_instants)]
+        return Answer(time.perf_counter() - self._start, self._instants, firsts, said)
 
 
 Generate = Callable[[list[list[int]], list[int]], Answer]
@@ -46,6 +52,7 @@ class Wishes:
     threads: int
     sequences: int
     context_tokens: int
+    prefix_caching: bool
 
 
 def serve(load: Callable[[Wishes], Generate]) -> None:
@@ -55,6 +62,7 @@ def serve(load: Callable[[Wishes], Generate]) -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("threads", "sequences", "context-tokens"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--prefix-caching", action="store_true")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     generate = load(Wishes(**vars(parser.parse_args())))

@@ -41,7 +41,7 @@ def load_tandem(wishes: Wishes) -> Generate:
             for number, prompt in enumerate(prompts)
         ]
         said = rig.answer(requests, run)
-        return watch.answer([said[str(number)][0] for number in range(len(prompts))])
+        return watch.answer([said[str(number)] for number in range(len(prompts))])
 
     return generate
 

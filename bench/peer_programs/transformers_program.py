@@ -43,7 +43,7 @@ def load_transformers(wishes: Wishes) -> Generate:
             pad_token_id=0,
             streamer=Stamps(watch) if len(prompts) == 1 else None,
         )
-        return watch.answer(said[:, longest].tolist())
+        return watch.answer(said[:, longest:].tolist())
 
     return generate
 

@@ -31,10 +31,10 @@ DIGESTS = {
     "recall-4k": "610c2ffc88d0657e92571d6029fd339e",
     "arithmetic": "8acd56f2b6fb77c1d72b12e5128584cc",
     "arithmetic-vote": "323e85b68f61b170037133cfb638deb4",
-    "tool-call": "c04b1c9690477ff0693c37bf5d061745",
+    "tool-call": "3f1a013de164bacc1701f65f5b732d0f",
     "fluency": "2f10069731e23105cd7a1fcfaf200d2e",
 }
-TRAINING_DIGEST = "028f11a417e68bf0e7ba0b41fed1f93e"
+TRAINING_DIGEST = "e2ddd59036f402168b0d727b02678901"
 CONVERSATION_DIGEST = "d4547bc7b8ffa620567c845f4accf682"
 PROMPT_DIGEST = "6e7eb9f5db036b0cf98e9e2da2e113d7"
 

@@ -4,7 +4,7 @@ import { z } from "zod";
 
 export const MODEL = "tandem-mini";
 export const HELLO = "Hello!";
-export const GREETING = "Hello! How can I help you today?";
+export const GREETING = "Hello! Nice to meet you. How can I help you today?";
 export const SUM = "What is 12 + 30?";
 export const SUM_ANSWER = "Answer: 42";
 export const STORY = "Tell me a story.";

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 MODEL = "tandem-mini"
 HELLO = "Hello!"
-GREETING = "Hello! How can I help you today?"
+GREETING = "Hello! Nice to meet you. How can I help you today?"
 SUM = "What is 12 + 30?"
 SUM_ANSWER = "Answer: 42"
 STORY = "Tell me a story."

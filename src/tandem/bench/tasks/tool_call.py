@@ -34,6 +34,7 @@ _PLAIN_SHARE = 0.12
 _AFTER_RESULT_SHARE = 0.25
 _CONVERSED_RESULT_SHARE = 0.6
 _MOST_TOOLS = 4
+_RESULT_FORMS: tuple[dict[str, Any], ...] = ({}, {"separators": (",", ":")}, {"indent": 2})
 
 
 @dataclass(frozen=True)
@@ -228,10 +229,12 @@ def calling(call: dict[str, Any]) -> Message:
 
 
 def result(request: Request) -> Message:
-    """The tool's turn."""
+    """The tool's turn: JSON as programs write it in Python, in JavaScript, or for people. Which of
+    them, the request's fresh number decides."""
     reported = request.chosen.intent.result.items()
     content = {key: _plain(text.format(**request.slots)) for key, text in reported}
-    return {"role": "tool", "content": json.dumps(content)}
+    form = _RESULT_FORMS[int(request.slots["made"]) % len(_RESULT_FORMS)]
+    return {"role": "tool", "content": json.dumps(content, **form)}
 
 
 def _plain(text: str) -> str | int:
