@@ -10,8 +10,6 @@ namespace {
 // that codes can be.
 constexpr float kRounding = 0x1.8p23f;
 
-inline Floats magnitude(Floats value) { return (Floats)((Words)value & 0x7fffffffu); }
-
 // The first of the values with the largest magnitude.
 template <class T>
 float extreme(const T* values, int64_t count) {

@@ -9,18 +9,6 @@ namespace {
 
 constexpr int64_t kParallelElements = int64_t{1} << 16;
 
-Floats load_some(const float* source, int64_t count) {
-  float lanes[kLanes] = {};
-  std::memcpy(lanes, source, count * sizeof(float));
-  return load(lanes);
-}
-
-void store_some(float* target, Floats value, int64_t count) {
-  float lanes[kLanes];
-  store(lanes, value);
-  std::memcpy(target, lanes, count * sizeof(float));
-}
-
 // The sum of squares of a row; with a residual, that of x + residual, which replaces residual.
 float square_sum(const float* x, float* residual, int64_t features) {
   Floats sums[2] = {};
@@ -33,9 +21,9 @@ float square_sum(const float* x, float* residual, int64_t features) {
       sums[part] = multiply_add(value, value, sums[part]);
     }
   for (int part = 0; c < features; c += kLanes, part = 1) {
-    const int64_t count = features - c < kLanes ? features - c : kLanes;
-    Floats value = load_some(x + c, count);
-    if (residual) store_some(residual + c, value += load_some(residual + c, count), count);
+    Floats value = load_some(x + c, features - c);
+    if (residual)
+      store_some(residual + c, value += load_some(residual + c, features - c), features - c);
     sums[part] = multiply_add(value, value, sums[part]);
   }
   return sum_of(sums[0] + sums[1]);

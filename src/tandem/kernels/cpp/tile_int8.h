@@ -265,22 +265,26 @@ inline void code_row(const float* row, int64_t count, int64_t padded, int64_t gr
   for (int64_t first = 0, g = 0; first < padded; first += group, ++g) {
     const int64_t end = padded - first < group ? padded : first + group;
     const int64_t last = count < end ? count : end;
-    float peak = 0.0f, zero = 0.0f;
-    for (int64_t k = first; k < last; ++k) {
-      peak = std::fmax(peak, std::fabs(row[k]));
-      zero += row[k] * 0.0f;
+    Floats peaks{}, zeros{};
+    for (int64_t k = first; k < last; k += kLanes) {
+      const Floats x = load_some(row + k, last - k);
+      peaks = maximum(magnitude(x), peaks);
+      zeros += x * 0.0f;
     }
-    const bool finite = zero == 0.0f;
+    const float peak = max_of(peaks), zero = sum_of(zeros);
     // Below that the inverse would be none.
-    const float inverse = finite && peak > 1e-30f ? 127.0f / peak : 0.0f;
-    int32_t sum = 0;
-    for (int64_t k = first; k < last; ++k) {
-      codes[k] = finite ? (int8_t)std::nearbyint(row[k] * inverse) : 0;
-      sum += (int32_t)codes[k];
+    const float inverse = zero == 0.0f && peak > 1e-30f ? 127.0f / peak : 0.0f;
+    Ints total{};
+    for (int64_t k = first; k < end; k += kLanes) {
+      const int64_t held = last - k, room = end - k < kLanes ? end - k : kLanes;
+      const Floats x = held > 0 && inverse != 0.0f ? load_some(row + k, held) : Floats{};
+      const Ints whole = __builtin_convertvector(to_nearest(x * inverse), Ints);
+      const Bytes narrow = __builtin_convertvector(whole, Bytes);
+      std::memcpy(codes + k, &narrow, (size_t)room);
+      total += whole;
     }
-    for (int64_t k = last < first ? first : last; k < end; ++k) codes[k] = 0;
     scales[g] = peak / 127.0f + zero;
-    sums[g] = sum;
+    sums[g] = sum_of(total);
   }
 }
 

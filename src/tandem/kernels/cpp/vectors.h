@@ -80,6 +80,18 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
 inline Floats load(const float* source) { return load_raw<Floats>(source); }
 inline void store(float* target, Floats value) { store_raw(target, value); }
 
+// At most so many floats; the other lanes are zero, and stay as they are in memory.
+inline Floats load_some(const float* source, int64_t count) {
+  if (count >= kLanes) return load(source);
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, source, count * sizeof(float));
+  return load(lanes);
+}
+inline void store_some(float* target, Floats value, int64_t count) {
+  if (count >= kLanes) return store(target, value);
+  std::memcpy(target, &value, count * sizeof(float));
+}
+
 inline Words load_shorts(const void* source) {
 #if defined(__AVX512F__)
   return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)source));
@@ -151,6 +163,21 @@ inline Floats select(Ints mask, Floats yes, Floats no) {
 }
 
 inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
+inline Floats magnitude(Floats value) { return (Floats)((Words)value & 0x7fffffffu); }
+
+// To the nearest whole number, halves to the even one.
+inline Floats to_nearest(Floats value) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX__)
+  return (Floats)_mm256_round_ps((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+  return (Floats)vrndnq_f32((float32x4_t)value);
+#else
+  for (int lane = 0; lane < kLanes; ++lane) value[lane] = __builtin_nearbyintf(value[lane]);
+  return value;
+#endif
+}
 
 // Both reductions pair lane i with lane i + half, so their order never varies.
 inline float sum_of(Floats value) {
@@ -159,6 +186,12 @@ inline float sum_of(Floats value) {
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   return lanes[0];
+}
+
+inline int32_t sum_of(Ints value) {
+  int32_t sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += value[lane];
+  return sum;
 }
 
 inline float max_of(Floats value) {
