@@ -124,9 +124,9 @@ void block_panel(const CodedCall& call, int64_t row, int64_t rows, int64_t panel
 
 template <bool Coded>
 void run(const CodedCall& call, int threads) {
-  for_each_block(call.rows, call.out_features, threads, 1,
-                 [&](int64_t row, int64_t rows, const Panels& panels) {
-                   block_panel<Coded>(call, row, rows, panels.first);
+  for_each_block(call.rows, call.out_features, threads,
+                 [&](int64_t row, int64_t rows, int64_t panel) {
+                   block_panel<Coded>(call, row, rows, panel);
                  });
 }
 

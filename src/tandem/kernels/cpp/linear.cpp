@@ -28,10 +28,6 @@ struct LinearCall {
 };
 
 constexpr int64_t kChunk = 256;
-// Memory serves several streams side by side faster than one: a few rows read so many panels in turns
-// of so many inputs.
-constexpr int64_t kTogether = 4;
-constexpr int64_t kTurn = 8;
 // From here on the copy of a widened stretch costs less than widening it for each row group.
 constexpr int64_t kWidenRows = 96;
 
@@ -93,12 +89,8 @@ void widen_stretch(const bf16* stretch, int64_t depth, float* wide) {
 template <class T>
 struct WideProducts {
   static constexpr int64_t kScratch = (kChunk + 1) * kPanelColumns;
-  static constexpr int64_t kTogether = ::kTogether;
-
-  // Row groups share a stretch in cache.
-  static int64_t stretch(const LinearCall&, const RowGroups&, const Panels& panels) {
-    return panels.count > 1 ? kTurn : kChunk;
-  }
+  // Row groups share a stretch in cache; and a single row reads memory faster in stretches, too.
+  static constexpr bool kWholePanels = false;
 
   template <class B>
   static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
@@ -126,12 +118,8 @@ struct WideProducts {
 // Products in bfloat16 of weights and x in it.
 struct NarrowProducts {
   static constexpr int64_t kScratch = 0;
-  static constexpr int64_t kTogether = 1;
-
   // A single group reads the panel once from end to end.
-  static int64_t stretch(const LinearCall& call, const RowGroups& groups, const Panels&) {
-    return groups.count == 1 ? call.in_features : kChunk;
-  }
+  static constexpr bool kWholePanels = true;
 
   static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
                   const Stretch& stretch, float*, float* sums) {
@@ -146,29 +134,26 @@ struct NarrowProducts {
 };
 
 template <class Products>
-void block_panels(const LinearCall& call, int64_t row, int64_t rows, const Panels& panels) {
+void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t panel) {
   static thread_local Scratch held;
-  const int64_t size = rows * kPanelColumns;
-  float* wide = held.take(Products::kScratch + panels.count * size);
+  float* wide = held.take(Products::kScratch + rows * kPanelColumns);
   float* sums = wide + Products::kScratch;
   const RowGroups groups(rows);
-  const int64_t chunk = Products::stretch(call, groups, panels);
+  const int64_t chunk = groups.count == 1 && Products::kWholePanels ? call.in_features : kChunk;
   for (int64_t k = 0; k < call.in_features; k += chunk) {
     const int64_t depth = call.in_features - k < chunk ? call.in_features - k : chunk;
-    for (int64_t p = 0; p < panels.count; ++p)
-      Products::add(call, row, groups, Stretch{panels.first + p, k, depth}, wide, sums + p * size);
+    Products::add(call, row, groups, Stretch{panel, k, depth}, wide, sums);
   }
-  for (int64_t p = 0; p < panels.count; ++p)
-    for (int64_t r = 0; r < rows; r += kTileRows)
-      finish(call, row + r, (int)(rows - r < kTileRows ? rows - r : kTileRows), panels.first + p,
-             sums + p * size + r * kPanelColumns);
+  for (int64_t r = 0; r < rows; r += kTileRows)
+    finish(call, row + r, (int)(rows - r < kTileRows ? rows - r : kTileRows), panel,
+           sums + r * kPanelColumns);
 }
 
 template <class Products>
 void run(const LinearCall& call, int threads) {
-  for_each_block(call.rows, call.out_features, threads, Products::kTogether,
-                 [&](int64_t row, int64_t rows, const Panels& panels) {
-                   block_panels<Products>(call, row, rows, panels);
+  for_each_block(call.rows, call.out_features, threads,
+                 [&](int64_t row, int64_t rows, int64_t panel) {
+                   block_panel<Products>(call, row, rows, panel);
                  });
 }
 

@@ -176,28 +176,16 @@ inline int64_t block_rows_for(int64_t rows, int64_t panels, int threads) {
   return even > kLeastRows ? even : kLeastRows;
 }
 
-// Some panels one after the other.
-struct Panels {
-  int64_t first;
-  int64_t count;
-};
-
-// Calls block(row, rows, panels) for blocks of rows by panels of columns, shared out among threads.
-// For a single group of rows up to `together` panels go as one, if there are enough for all threads.
+// Calls block(row, rows, panel) for blocks of rows by panels of columns, shared out among threads.
 template <class Block>
-inline void for_each_block(int64_t rows, int64_t columns, int threads, int64_t together,
-                           const Block& block) {
+inline void for_each_block(int64_t rows, int64_t columns, int threads, const Block& block) {
   const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
   const int64_t block_rows = block_rows_for(rows, panels, threads);
   const int64_t blocks = (rows + block_rows - 1) / block_rows;
-  int64_t side = rows <= kTileRows ? together : 1;
-  while (side > 1 && panels < kItemsAThread * threads * side) side /= 2;
-  const int64_t items = (panels + side - 1) / side;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int64_t item = 0; item < blocks * items; ++item) {
-    const int64_t row = item / items * block_rows, first = item % items * side;
-    block(row, rows - row < block_rows ? rows - row : block_rows,
-          Panels{first, panels - first < side ? panels - first : side});
+  for (int64_t item = 0; item < blocks * panels; ++item) {
+    const int64_t row = item / panels * block_rows;
+    block(row, rows - row < block_rows ? rows - row : block_rows, item % panels);
   }
 }
 
