@@ -1,6 +1,6 @@
 """The engine against the machine's own limits, all in one run; `peers.py` has it beside others.
 
-python bench/engine.py [--only steps,overhead,memory,arithmetic] [--arithmetic float32]
+python bench/engine.py [--only steps,overhead,layers,memory,arithmetic] [--arithmetic float32]
     [--output results/engine.json]
 """
 
@@ -13,6 +13,7 @@ import typer
 
 from arithmetic import arithmetic_figures
 from figures import Figure, show, write
+from layers import layers_figure
 from limits import measure_limits
 from memory import memory_figure
 from overhead import overhead_figures
@@ -24,6 +25,7 @@ STORAGES: list[Storage] = ["float32", "bfloat16", "int8", "int4"]
 Section = Callable[[Kernels], list[Figure]]
 SECTIONS: dict[str, Section] = {
     "overhead": overhead_figures,
+    "layers": lambda kernels: [layers_figure(kernels)],
     "steps": lambda kernels: step_figures(kernels, STORAGES),
     "memory": lambda _: [memory_figure()],
     "arithmetic": lambda _: arithmetic_figures(),
