@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from figures import Figure
 from limits import summarised
-from model import HALF_BILLION, Rig, load
+from model import BLOCK_SIZE, HALF_BILLION, Rig, load
 from steps import request
 from tandem.facts.model import AttentionSpec
 from tandem.kernels.faces import Kernels
@@ -25,7 +25,9 @@ TINY = replace(
 def layers_figure(kernels: Kernels) -> Figure:
     """Milliseconds a step; the limit is what the walk takes. The first round is not counted."""
     rigs = [
-        Rig.around(load(TINY, "float32", each, None), slots=1, blocks=64)
+        Rig.around(
+            load(TINY, "float32", each, None), slots=1, blocks=TINY.context_tokens // BLOCK_SIZE
+        )
         for each in (kernels, replace(kernels, join_layers=None))
     ]
     rounds: list[list[float]] = [[], []]
