@@ -5,21 +5,15 @@ Each keeps the KV of what it has computed: llama.cpp by sequence, as its server 
 Usage: python bench/peer_sessions.py [--kinds 16-bit,8-bit,4-bit] [--rounds 3] [--threads 2]
 """
 
-import argparse
 import shutil
 import statistics
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from rich.console import Console
 from rich.table import Table
 
-from limits import measure_limits
-from peer_files import write_folder, write_gguf
-from peers import KINDS, OURS, OVER_HTTP, Peer, Running, make_environment, running
+from peers import KINDS, OURS, OVER_HTTP, Peer, Running, compare_kinds, running
 from tandem.config.environment import BUNDLED
 
 SESSIONS, TURNS = 4, 3
@@ -60,6 +54,9 @@ def _tokens(salt: int, number: int, count: int) -> list[int]:
 
 
 def compare(kind: str, checkpoints: Path, rounds: int, threads: int) -> Table:
+    # Any tokenizer: what is asked and said are ids.
+    for file in (BUNDLED / "tandem-mini").glob("token*"):
+        shutil.copy(file, checkpoints / "folder")
     contestants = [peer for peer in KINDS[kind] if peer.program != "transformers"]
     with ExitStack() as stack:
         peers: list[Sessions] = []
@@ -92,26 +89,5 @@ def _add(table: Table, name: str, found: list[list[float]], ratio: float) -> Non
     table.add_row(name, *cells, f"{ratio:.2f}", f"{GOAL:.1f}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    console = Console(width=150)
-    make_environment()
-    with tempfile.TemporaryDirectory() as held:
-        checkpoints = Path(held)
-        write_folder(checkpoints / "folder")
-        # Any tokenizer: what is asked and said are ids.
-        for file in (BUNDLED / "tandem-mini").glob("token*"):
-            shutil.copy(file, checkpoints / "folder")
-        for kind in options.kinds.split(","):
-            for name in sorted({peer.gguf for peer in KINDS[kind] if peer.gguf}):
-                write_gguf(checkpoints / "folder", checkpoints / f"{name}.gguf", name)
-            console.print(f"{kind}: {measure_limits()}")
-            console.print(compare(kind, checkpoints, options.rounds, options.threads))
-
-
 if __name__ == "__main__":
-    main()
+    compare_kinds(__doc__, compare)

@@ -4,7 +4,7 @@ shape of Qwen2.5-0.5B with random weights, prompts computed, tokens decoded, man
 OpenVINO and llama.cpp have an environment of their own, `.peers`, which the first run makes
 (llama.cpp is compiled, which takes minutes).
 
-Usage: python bench/peers.py [--kinds 16-bit,8-bit,4-bit] [--rounds 5] [--threads 2]
+Usage: python bench/peers.py [--kinds 16-bit,8-bit,4-bit] [--rounds 3] [--threads 2]
 """
 
 import argparse
@@ -215,10 +215,12 @@ def same_first_tokens(peers: list[Running]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def compare_kinds(description: str | None, compare: Callable[[str, Path, int, int], Table]) -> None:
+    """The program of a comparison, with its options: makes the checkpoints, and prints of each kind
+    of weights the table that `compare` gives of (kind, checkpoints, rounds, threads)."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     console = Console(width=150)
@@ -234,4 +236,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compare_kinds(__doc__, compare)

@@ -128,7 +128,7 @@ def test_advice_is_recorded_and_nothing_is_done():
     assert [decision.serial for decision in status.decisions] == [1]
     cluster.tick(Plan(reason="idle"))
     status = cluster.planner.status(cluster.gateway.now_ns)
-    assert status.thought == "idle"
+    assert status.last_reason == "idle"
     assert [decision.serial for decision in status.decisions] == [1]
     assert [decision.serial for decision in cluster.decisions] == [1, 2, 3, 4]
 

@@ -292,7 +292,7 @@ def test_what_the_planner_did_is_shown():
         held=(HeldWorker("d-0", "drained"), HeldWorker("p-0", "flipped to decode", 240.0)),
         decisions=(decision,),
         decided_ago_s=12.0,
-        thought="idle",
+        last_reason="idle",
         starts=2,
         failed_starts=1,
     )

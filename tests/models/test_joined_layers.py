@@ -85,8 +85,8 @@ def test_one_call_has_the_bits_of_many_for_a_tree(checkpoints):
     assert torch.equal(*hidden)
 
 
-def test_what_the_step_goes_on_from_stays_with_who_sent_it_until_then(checkpoints):
-    """A stage returns memory of its own: what it received is another's."""
+def test_a_pipeline_stage_returns_memory_of_its_own(checkpoints):
+    """What it received belongs to the transport."""
     joined, _ = both_ways(checkpoints("llama3"), "float32", "float32")
     step = batch_of([Chunk(tokens_of(6), shuffled_blocks(7), 0, 9)])
     received = joined.embedded(step.token_ids)

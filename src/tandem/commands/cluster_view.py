@@ -172,8 +172,8 @@ def _planning_lines(planning: PlanningStatus) -> Iterator[str]:
     yield f"planner {planning.policy}{advisory}: {', '.join(counts) or 'nothing changed yet'}"
     if planning.decisions:
         yield f"  {seconds_text(planning.decided_ago_s)} ago: {planning.decisions[-1].text}"
-    if planning.thought:
-        yield f"  now: {planning.thought}"
+    if planning.last_reason:
+        yield f"  now: {planning.last_reason}"
     for what, names in (
         ("starting", [f"{each.worker} as {each.role}" for each in planning.starting]),
         ("draining", planning.draining),

@@ -228,8 +228,8 @@ class NativeLayers:
         spec, tokens, wanted = self._spec, residual_TC.shape[0], step.wanted
         require_whole("residual_TC", residual_TC, torch.float32)
         # Names keep what C++ is given the addresses of.
-        pool = self._pool(step.kv)
-        given = self._given(step, tokens, pool)
+        pool = self._pool_addresses(step.kv)
+        arguments = self._step_arguments(step, tokens, pool)
         if wanted is not None:
             require_whole("wanted", wanted, torch.int64)
         out_WC = torch.empty(tokens if wanted is None else len(wanted), spec.hidden_features)
@@ -243,7 +243,7 @@ class NativeLayers:
             ctypes.addressof(self._model),
             ctypes.addressof(self._layers),
             len(self._layers),
-            ctypes.addressof(given),
+            ctypes.addressof(arguments),
             residual_TC.data_ptr(),
             update_RC.data_ptr(),
             x_RC.data_ptr(),
@@ -252,7 +252,7 @@ class NativeLayers:
         )
         return out_WC
 
-    def _pool(self, kv: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    def _pool_addresses(self, kv: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
         attention, first = self._spec.attention, kv[0]
         elements = row_elements(first.dtype, attention.head_dim)
         shape = tuple(first.shape)
@@ -268,7 +268,9 @@ class NativeLayers:
             raise KernelArgumentError("kv", len(kv), f"{len(self._layers)} layers")
         return (Pointer * len(kv))(*(each.data_ptr() for each in kv))
 
-    def _given(self, step: LayerStep, tokens: int, pool: "ctypes.Array[ctypes.c_void_p]") -> _Step:
+    def _step_arguments(
+        self, step: LayerStep, tokens: int, pool: "ctypes.Array[ctypes.c_void_p]"
+    ) -> _Step:
         places, attention, first = step.places, step.attention, step.kv[0]
         if places.positions.shape[0] != tokens or places.slots.shape[0] != tokens:
             found = (places.positions.shape[0], places.slots.shape[0])

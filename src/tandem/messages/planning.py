@@ -112,7 +112,7 @@ class SimulationStatus(Struct, frozen=True):
 class PlanningStatus(Struct, frozen=True):
     """How a gateway's planner fares. Whoever launches processes starts those that are `starting`
     and do not run. `decisions` are the last ones that changed something or would have, oldest
-    first, the last of them `decided_ago_s` ago; `thought` is the reason of the last tick, whether
+    first, the last of them `decided_ago_s` ago; `last_reason` is that of the last tick, whether
     it changed anything or not. The counts are of actions begun. `spares` stand by, loaded.
     `simulation` is None where the planner asks no simulator."""
 
@@ -123,7 +123,7 @@ class PlanningStatus(Struct, frozen=True):
     held: tuple[HeldWorker, ...] = ()
     decisions: tuple[PlanDecision, ...] = ()
     decided_ago_s: float = 0.0
-    thought: str = ""
+    last_reason: str = ""
     starts: int = 0
     stops: int = 0
     flips: int = 0

@@ -93,7 +93,7 @@ class Autoscaling:
         self._serving_from_ns = now_ns
         self._begun: Counter[ActionKind] = Counter()
         self._decisions: deque[PlanDecision] = deque(maxlen=KEPT_DECISIONS)
-        self._thought = ""
+        self._last_reason = ""
         self._last_actions: tuple[PlannedAction, ...] = ()
         self._acts = config.mode is PlanningMode.AUTOMATIC
         self._ticks = 0
@@ -205,7 +205,7 @@ class Autoscaling:
             held=fleet.holds.shown(now_ns),
             decisions=tuple(self._decisions),
             decided_ago_s=(now_ns - last_ns) / 1e9,
-            thought=self._thought,
+            last_reason=self._last_reason,
             starts=begun[ActionKind.START] + begun[ActionKind.START_SPARE],
             stops=begun[ActionKind.STOP],
             flips=begun[ActionKind.FLIP],
@@ -274,7 +274,7 @@ class Autoscaling:
         # Advice that nobody has followed is the same at every tick, and shown once.
         if actions and (actions != self._last_actions or self._acts):
             self._decisions.append(decision)
-        self._last_actions, self._thought = actions, plan.reason
+        self._last_actions, self._last_reason = actions, plan.reason
         effects += self._carry_out(actions, now_ns) if self._acts else self._release_spares(now_ns)
         return effects
 

@@ -1,5 +1,6 @@
 // Activations, lane by lane: silu(gate) * up, gelu_tanh(gate) * up, gelu(x) and gelu(gate) * up.
 #include "mathematics.h"
+#include "operations.h"
 
 using namespace tandem;
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "mathematics.h"
+#include "operations.h"
 #include "tile.h"
 #include "transpose.h"
 

@@ -2,6 +2,7 @@
 // of bytes, of x coded in the same groups, or in fp32 of values that are widened into scratch.
 #include <cmath>
 
+#include "operations.h"
 #include "tile_int8.h"
 
 using namespace tandem;

@@ -5,6 +5,7 @@
 // rows, C is walked in the same order.
 #include <type_traits>
 
+#include "operations.h"
 #include "tile_bf16.h"
 
 using namespace tandem;

@@ -1,6 +1,7 @@
 // Root mean square normalisation of rows; a row's sums are taken in one order by one thread.
 #include <cmath>
 
+#include "operations.h"
 #include "vectors.h"
 
 using namespace tandem;

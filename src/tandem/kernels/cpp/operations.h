@@ -1,4 +1,5 @@
-// The operations of a layer, each a function of its own that Python calls, too.
+// The operations of a layer, each a function of its own that Python calls, too. Whoever defines one
+// includes this, so that the compiler finds whatever differs.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // Rotates queries and keys in place and writes keys and values into the paged pool.
 #include <cmath>
 
+#include "operations.h"
 #include "vectors.h"
 
 using namespace tandem;
