@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from tandem.commands.cluster_screen import Visit, until_visited
+from tandem.commands.cluster_screen import Visit, ending_text, until_visited
 from tandem.facts.errors import TandemError
 
 
@@ -54,3 +54,11 @@ def test_what_a_visit_raises_is_raised_and_the_cluster_stops():
     with pytest.raises(TandemError, match="nothing is served"):
         asyncio.run(until_visited(visit, stop))
     assert stop.is_set()
+
+
+def test_what_is_not_known_to_be_under_way_is_not_said_to_be_nothing():
+    assert ending_text(0, 10) == "ending: no request is under way"
+    assert "waiting for 1 request under way" in ending_text(1, 10)
+    unknown = ending_text(None, 10)
+    assert "no request" not in unknown
+    assert "10 s at most" in unknown

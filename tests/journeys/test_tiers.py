@@ -158,8 +158,9 @@ def test_a_worker_and_the_pool_may_die_and_hardly_anything_is_computed_again(tmp
         with ThreadPoolExecutor(1) as clients:
             drawn = []
             answer = clients.submit(_stream, running, TALKS[0], drawn)
+            busy = until(lambda: _busy(running, pids))
             until(lambda: len("".join(drawn)) > len(alone.text) // 2)
-            os.kill(_busy(running, pids), signal.SIGKILL)
+            os.kill(busy, signal.SIGKILL)
             assert answer.result() == alone.text
         gateway = running.status()["gateways"][0]
         assert gateway["takeovers"] == 1
@@ -200,8 +201,8 @@ def _stream(running: ClusterProcess, prompt: str, drawn: list[str]) -> str:
     return "".join(drawn)
 
 
-def _busy(running: ClusterProcess, pids: dict[str, int]) -> int:
-    """The process that draws the answer."""
+def _busy(running: ClusterProcess, pids: dict[str, int]) -> int | None:
+    """The process that draws the answer, once it has reported that."""
     pattern = r'tandem:num_requests_running{.*worker="([^"]+)".*} 1.0'
     running_at = re.findall(pattern, running.metrics())
-    return pids[running_at[0]]
+    return pids[running_at[0]] if running_at else None

@@ -75,7 +75,7 @@ class Screen:
         print_warning(self._console, check_exposure(options, has_keys=closed))
         print_ready(self._console, name, run.url, needs_key=closed, stops=self._stops)
 
-    def ending(self, requests: int, most_s: float) -> None:
+    def ending(self, requests: int | None, most_s: float) -> None:
         """What the end waits for. Whoever stops it from elsewhere has no Ctrl-C."""
         text = ending_text(requests, most_s)
         self.phase(text if "Ctrl-C" in self._stops else text.partition(";")[0])
@@ -164,10 +164,12 @@ async def until_visited(visit: Visit, stop: asyncio.Event) -> None:
         await asyncio.gather(visiting, stopping, return_exceptions=True)
 
 
-def ending_text(requests: int, most_s: float) -> str:
-    """What a server or cluster waits for that was told to end."""
-    if not requests:
+def ending_text(requests: int | None, most_s: float) -> str:
+    """What a server or cluster waits for that was told to end; None: how many is not known."""
+    if requests == 0:
         return "ending: no request is under way"
+    if requests is None:
+        return f"ending: requests under way get {most_s:g} s at most; Ctrl-C again ends at once"
     each = "1 request" if requests == 1 else f"{requests} requests"
     return f"ending: waiting for {each} under way, {most_s:g} s at most; Ctrl-C again ends at once"
 

@@ -36,7 +36,7 @@ from tandem.messages.gateway import ClusterStatus
 
 T = TypeVar("T")
 # Whoever stops a cluster is told what it waits for, if the gateways know it so soon.
-ANSWER_S = 0.3
+ANSWER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class ProcessesFailed(TandemError):
 @dataclass(frozen=True, slots=True)
 class View:
     """Callbacks of a cluster that runs: phases of its start, notices, when it is ready, with the
-    status of the first gateway, and when it ends, with the requests under way and the seconds that
-    they get at most."""
+    status of the first gateway, and when it ends, with the requests under way (None: nobody says)
+    and the seconds that they get at most."""
 
     phase: Callable[[str], None]
     notice: Callable[[Notice], None]
     ready: Callable[["ClusterRun", ClusterStatus], None]
-    ending: Callable[[int, float], None] = lambda _, __: None
+    ending: Callable[[int | None, float], None] = lambda _, __: None
 
 
 class ClusterRun:
@@ -321,15 +321,22 @@ class ClusterRun:
         await self._supervisor.close()
         await self._launcher.close()
 
-    async def _under_way(self) -> int:
-        """Requests that the gateways have, of those that say so in a moment."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._operators.statuses())
+    async def _under_way(self) -> int | None:
+        """Requests that the gateways have, asked anew: an answer that is on its way may not know of
+        the latest. None if nobody says so in a moment."""
+        self._asking = asyncio.ensure_future(self._asked_after(self._asking))
         await asyncio.wait([self._asking], timeout=ANSWER_S)
         if not self._asking.done() or self._asking.exception() is not None:
-            return 0
+            return None
         statuses = self._asking.result()
         return sum(each.running_requests + each.waiting_requests for each in statuses)
+
+    async def _asked_after(
+        self, earlier: "asyncio.Future[list[ClusterStatus]] | None"
+    ) -> list[ClusterStatus]:
+        if earlier is not None:
+            await _done(earlier)
+        return await self._operators.statuses()
 
     def _record(self) -> None:
         processes = {
