@@ -85,6 +85,7 @@ def served(proposer: Proposers, wishes: argparse.Namespace) -> Measured:
         speculation_adaptive=not wishes.always,
         speculation_branches=wishes.branches if proposer in BRANCHING else 1,
         speculation_tokens=wishes.tokens,
+        quantization=wishes.quantization,
         kv_cache_memory="256MiB",
         max_num_seqs=16,
         steps_in_flight=0,
@@ -253,6 +254,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--branches", type=int, default=1)
     parser.add_argument("--always", action="store_true")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--proposers", default=",".join(PROPOSERS[1:]))
     parser.add_argument("--sequences", default="1,16")
     parser.add_argument("--only", choices=("mini", "cost"))

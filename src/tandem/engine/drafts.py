@@ -25,49 +25,68 @@ Kept = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Draws:
-    """What a step draws: tokens at `positions` [R] of the sequences in `slots` [R]. `counts` [D]
-    are the draws of each drawing row; None: one each. `drafts` [D] are those of the plan; `trees`
-    says whether any is more than a chain."""
+    """What a step draws: of the sequences in `row_slots` [D] the tokens behind `row_ends` [D] that
+    it knows or drafts, and behind what is before each draft. `draft_counts` [D] are those of the
+    plan, and so are `drafts` [D]; None and empty: no row has any. `trees`: not all are chains."""
 
-    slots: IntArray
-    positions: IntArray
-    counts: IntArray | None = None
+    row_slots: IntArray
+    row_ends: IntArray
+    draft_counts: IntArray | None = None
     drafts: tuple[TokenTree, ...] = ()
     trees: bool = False
 
     @classmethod
     def of(cls, plan: StepPlan) -> "Draws":
-        sampling = np.flatnonzero(plan.samples)
-        slots, ends = plan.slots[sampling], (plan.starts + plan.counts)[sampling]
+        slots, ends, counts = plan.slots, plan.starts + plan.counts, plan.draft_counts
+        drafts = drafts_of(plan) if len(counts) else ()
+        if not plan.samples.all():
+            rows = np.flatnonzero(plan.samples)
+            slots, ends = slots[rows], ends[rows]
+            if len(counts):
+                counts = counts[rows]
+                drafts = [drafts[row] for row in rows.tolist()]
         if not len(plan.draft_counts):
             return cls(slots, ends)
-        counts = plan.draft_counts[sampling] + 1
-        of_rows = drafts_of(plan)
-        drafts = tuple(of_rows[row] for row in sampling.tolist())
-        first_R = np.repeat(ends - counts + 1, counts)
-        places_R, trees = within(counts), len(plan.draft_parents) > 0
-        if trees:
-            places_R = np.concatenate([(0, *depths(each)) for each in drafts]).astype(np.int32)
-        return cls(np.repeat(slots, counts), first_R + places_R, counts, drafts, trees)
+        return cls(slots, ends, counts, tuple(drafts), len(plan.draft_parents) > 0)
 
     @cached_property
-    def row_slots(self) -> IntArray:
-        """Of the drawing rows [D]."""
-        return self.slots if self.counts is None else self.slots[self.firsts]
+    def slots(self) -> IntArray:
+        """Of each draw [R]."""
+        if self.draft_counts is None:
+            # Whoever waits for samples writes into it.
+            return self.row_slots.copy()
+        return np.repeat(self.row_slots, self.draft_counts + 1)
+
+    @cached_property
+    def positions(self) -> IntArray:
+        """Of the token that each draw gives [R]."""
+        if self.draft_counts is None:
+            return self.row_ends
+        counts = self.draft_counts + 1
+        places = within(counts)
+        if self.trees:
+            places = np.concatenate([(0, *depths(each)) for each in self.drafts]).astype(np.int32)
+        return np.repeat(self.first_positions, counts) + places
+
+    @cached_property
+    def first_positions(self) -> IntArray:
+        """Of the first token that each row draws [D]."""
+        return self.row_ends if self.draft_counts is None else self.row_ends - self.draft_counts
 
     @cached_property
     def firsts(self) -> Indices:
         """Where the draws of each drawing row begin [D]."""
-        if self.counts is None:
-            return np.arange(len(self.slots))
-        return np.cumsum(self.counts, dtype=np.int64) - self.counts
+        if self.draft_counts is None:
+            return np.arange(len(self.row_slots))
+        counts = self.draft_counts + 1
+        return np.cumsum(counts, dtype=np.int64) - counts
 
     @cached_property
     def numbers(self) -> Indices:
         """Of each draw among those of its row [R]: 0 behind what is known, i + 1 behind draft i."""
-        if self.counts is None:
-            return np.zeros(len(self.slots), np.int64)
-        return within(self.counts).astype(np.int64)
+        if self.draft_counts is None:
+            return np.zeros(len(self.row_slots), np.int64)
+        return within(self.draft_counts + 1).astype(np.int64)
 
     def tokens_before(self, draw: int) -> tuple[int, ...] | None:
         """The drafts that lead to a draw; None where these lie in a row behind what is known."""
@@ -79,7 +98,7 @@ class Draws:
 
     def kept(self, tokens_R: Sequence[int]) -> Kept:
         """Which draws of each drawing row count, in their order: at least the first."""
-        if self.counts is None:
+        if self.draft_counts is None:
             return ((0,),) * len(tokens_R)
         found, first = [], 0
         for tree in self.drafts:
@@ -92,19 +111,22 @@ class Draws:
             first += len(drawn)
         return tuple(found)
 
-    def counting(self, kept: Kept) -> Indices:
+    def counting(self, kept: Kept) -> list[int]:
         """The draws of all rows that count."""
-        if self.counts is None:
-            return np.arange(len(self.slots))
-        rows = zip(self.firsts.tolist(), kept, strict=True)
-        return np.array([first + each for first, row in rows for each in row], np.int64)
+        if self.draft_counts is None:
+            return list(range(len(self.row_slots)))
+        found, first = [], 0
+        for row, tree in zip(kept, self.drafts, strict=True):
+            found += [first + each for each in row]
+            first += len(tree) + 1
+        return found
 
     def moves(self, kept: Kept) -> tuple[IntArray, IntArray, IntArray]:
         """(slots, from, to): where KV of kept drafts lies in each sequence, and where it belongs.
         Drafts lie in a row, however they follow one another."""
         found: list[tuple[int, int, int]] = []
-        for slot, first, row in zip(self.row_slots, self.firsts, kept, strict=True):
-            known = int(self.positions[first])
+        for slot, first, row in zip(self.row_slots, self.first_positions, kept, strict=True):
+            known = int(first)
             for place, number in enumerate(row[1:]):
                 if number - 1 != place:
                     found.append((int(slot), known + number - 1, known + place))

@@ -5,14 +5,14 @@ vocabulary, X tokens that cross from one stage to the next.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tandem.engine.adapters import AdapterCache, StepAdapters, no_adapter
-from tandem.engine.drafts import Draws, Indices, drawing_rows, tree_queries, wanted_tokens
+from tandem.engine.drafts import Draws, drawing_rows, tree_queries, wanted_tokens
 from tandem.engine.grammars import GrammarMasks, Grammars, NoGrammars
 from tandem.engine.prompt_scores import PendingScores, PromptScorer, scored_tokens
 from tandem.engine.proposers.contract import Continuations, Proposals, Proposer
@@ -22,6 +22,7 @@ from tandem.facts.steps import BoolArray, StepPlan, StepResult
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.sampling import NO_TOKEN
+from tandem.kernels.steps import StepRows
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
 
@@ -87,7 +88,7 @@ class LaunchedStep:
     logprobs: PendingLogprobs | None = None
     silent_sums: Tensor | None = None
     prompt_scores: PendingScores | None = None
-    counting: Indices | None = None
+    counting: Sequence[int] | None = None
     token_counts: tuple[int, ...] = ()
     proposals: Proposals = ()
 
@@ -96,9 +97,8 @@ class LaunchedStep:
         tokens = () if self.tokens is None else tuple(self.tokens.tolist())
         logprobs = self.logprobs.collect() if self.logprobs else ()
         if self.counting is not None:
-            counting = self.counting.tolist()
-            tokens = tuple([tokens[place] for place in counting])
-            logprobs = tuple([logprobs[place] for place in counting]) if logprobs else ()
+            tokens = tuple([tokens[place] for place in self.counting])
+            logprobs = tuple([logprobs[place] for place in self.counting]) if logprobs else ()
         return StepResult(
             self.step_id,
             tokens,
@@ -159,6 +159,8 @@ class Engine:
         self._prompt_scorer = PromptScorer(decoder, self.slots)
         drafts = make_proposer is not None and self.draws
         self._proposer = make_proposer(decoder, self.slots) if drafts and make_proposer else None
+        # On the CPU, most steps of most requests: one call instead of some dozens.
+        self._run_step = decoder.join_step(self.slots.columns, kv) if self.draws else None
         self._adapters = StepAdapters(decoder, adapters or AdapterCache(no_adapter, 0))
         self._pending_samples = PendingSamples()
         self._next_step_id = 0
@@ -192,6 +194,29 @@ class Engine:
             self._masks.drafts_placed(draws)
             if self._proposer:
                 self._proposer.sequences_placed(plan.placements)
+        if self._run_step is not None and self._is_plain(plan):
+            draw_counts = np.ones_like(plan.counts)
+            if draws.draft_counts is not None:
+                draw_counts += draws.draft_counts
+            hidden_RC, tokens_R = self._run_step(
+                StepRows(plan.slots, plan.starts, plan.counts, draw_counts)
+            )
+            return self._drawn(
+                plan, draws, hidden_RC, LaunchedStep(plan.step_id, plan.samples, tokens_R)
+            )
+        return self._launch_apart(plan, draws)
+
+    def _is_plain(self, plan: StepPlan) -> bool:
+        """Whether all of its rows draw by the parameters that every draw needs, and no drafts are
+        more than chains."""
+        return bool(
+            not (len(plan.draft_parents) or len(plan.scored_counts))
+            and plan.samples.all()
+            and self.slots.plain[plan.slots].all()
+        )
+
+    def _launch_apart(self, plan: StepPlan, draws: Draws) -> LaunchedStep:
+        """Any plan, operation by operation."""
         hidden_WC = self._forward(token_batch(plan, self.slots, self._adapters))
         if not self.draws:
             self._pending_samples.step_launched(plan, draws)
@@ -210,7 +235,7 @@ class Engine:
             wide = torch.promote_types(hidden_WC.dtype, torch.float32)
             silent_sums = self._some(hidden_WC, ~drawing).sum(dim=1, dtype=wide)
             hidden_RC = self._some(hidden_WC, drawing)
-        if not len(draws.slots):
+        if not len(draws.row_slots):
             return LaunchedStep(
                 plan.step_id, plan.samples, silent_sums=silent_sums, prompt_scores=prompt_scores
             )
@@ -221,10 +246,7 @@ class Engine:
         step = LaunchedStep(
             plan.step_id, plan.samples, tokens_R, logprobs, silent_sums, prompt_scores
         )
-        if not (len(plan.draft_counts) or len(plan.proposals)):
-            self._masks.tokens_drawn(draws.slots, tokens_R)
-            return step
-        return self._checked(plan, draws, hidden_RC, step)
+        return self._drawn(plan, draws, hidden_RC, step)
 
     def take_landed(self, step_id: int, tokens: Sequence[int], counts: Sequence[int] = ()) -> None:
         """What the last stage drew in a step that was launched here too: its tokens, and how many
@@ -240,36 +262,45 @@ class Engine:
         """One step from plan to tokens."""
         return self.launch(plan).result()
 
-    def _checked(
+    def _drawn(
         self, plan: StepPlan, draws: Draws, hidden_RC: Tensor, step: LaunchedStep
     ) -> LaunchedStep:
-        """Which draws count, and drafts for the next step; waits for the tokens."""
+        """Of a step that has drawn: which draws count, and drafts for the next step. Waits for the
+        tokens where there are drafts, or shall be."""
         assert step.tokens is not None
+        if not (len(plan.draft_counts) or len(plan.proposals)):
+            self._masks.tokens_drawn(draws.row_slots, step.tokens)
+            return step
         tokens_R = step.tokens.tolist()
         kept = draws.kept(tokens_R)
         counting = draws.counting(kept)
         counts = tuple(map(len, kept))
         self._masks.tokens_kept(draws, [tokens_R[place] for place in counting], counts)
         if draws.trees:
-            self._remember(
-                draws.slots[counting], draws.positions[counting], self._some(step.tokens, counting)
-            )
+            rows = np.array(counting)
+            self._remember(draws.slots[rows], draws.positions[rows], self._some(step.tokens, rows))
             self.kv.move(*self.slots.kv_moves(*draws.moves(kept)))
         proposals: Proposals = ()
         if self._proposer and len(plan.proposals):
-            drawn = np.array(counts, np.int32)
+            wanted = plan.proposals
+            if len(wanted) != len(kept):
+                wanted = wanted[plan.samples]
+            ends = draws.first_positions + np.array(counts, np.int32)
             proposals = self._proposer.propose(
-                Continuations(
-                    draws.row_slots,
-                    draws.positions[draws.firsts] + drawn,
-                    plan.proposals[plan.samples],
-                    drawn,
-                    self._some(hidden_RC, counting),
-                )
+                Continuations(draws.row_slots, ends, wanted, counts, hidden_RC, counting)
             )
-        if draws.counts is None:
-            return replace(step, proposals=proposals)
-        return replace(step, counting=counting, token_counts=counts, proposals=proposals)
+        checked = draws.draft_counts is not None
+        return LaunchedStep(
+            step.step_id,
+            step.samples,
+            step.tokens,
+            step.logprobs,
+            step.silent_sums,
+            step.prompt_scores,
+            counting if checked else None,
+            counts if checked else (),
+            proposals,
+        )
 
     def _forward(self, batch: TokenBatch) -> Tensor:
         """hidden_WC of the wanted tokens; before the last stage, what the next goes on from."""

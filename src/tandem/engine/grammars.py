@@ -97,6 +97,8 @@ class GrammarMasks:
         self._mask_logits = mask_logits
         self._mask_words = -(-vocabulary_tokens // 32)
         self._constrained: list[_Constrained | None] = [None] * slots
+        # Most of the time none has a grammar, and then nothing shall be spent on them.
+        self._constrained_slots: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._grammars = self._thread.submit(load)
 
@@ -106,6 +108,7 @@ class GrammarMasks:
             grammar = placement.sampling.grammar
             if not grammar:
                 self._constrained[placement.slot] = None
+                self._constrained_slots.discard(placement.slot)
                 continue
             answer = placement.tokens[placement.prompt_tokens :].tolist()
             matcher = self._thread.submit(self._begin, grammar, answer)
@@ -113,10 +116,11 @@ class GrammarMasks:
             self._constrained[placement.slot] = _Constrained(
                 matcher, len(placement.tokens), masks_RW
             )
+            self._constrained_slots.add(placement.slot)
 
     def drafts_placed(self, draws: Draws) -> None:
         """Of sequences that check drafts, the masks behind each of these are asked for now."""
-        if draws.counts is None:
+        if draws.draft_counts is None or not self._constrained_slots:
             return
         for slot, drafts in zip(draws.row_slots.tolist(), draws.drafts, strict=True):
             sequence = self._constrained[slot]
@@ -129,6 +133,8 @@ class GrammarMasks:
         """For the tokens of these draws; waits for what is not known yet. Unlike of what is banned,
         nothing remains of what a grammar forbids, so that it wins against bans; and a NaN stays
         one."""
+        if not self._constrained_slots:
+            return
         row_slots, numbers = draws.slots, draws.numbers.tolist()
         for row, slot in enumerate(row_slots.tolist()):
             sequence = self._constrained[slot]
@@ -174,6 +180,8 @@ class GrammarMasks:
 
     def _going_on(self, row_slots: np.ndarray) -> list[tuple[int, _Constrained]]:
         """Of these rows, those with a grammar."""
+        if not self._constrained_slots:
+            return []
         return [
             (row, sequence)
             for row, slot in enumerate(row_slots.tolist())

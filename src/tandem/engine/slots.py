@@ -19,6 +19,7 @@ from tandem.facts.adapter import Adapter
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.steps import IntArray, Placement, StepPlan
 from tandem.kernels.sampling import LateFilters, SamplingRows
+from tandem.kernels.steps import SlotColumns
 from tandem.kv.store import KvPlaces
 
 TokenArray = NDArray[np.int64]
@@ -65,15 +66,32 @@ class Slots:
         # Of the sequences that must not draw some tokens.
         self.bans: list[Bans | None] = [None] * slots
         self.wants_logprobs = np.zeros(slots, np.bool_)
+        # Whose tokens are drawn by nothing but the parameters that every draw needs.
+        self.plain = np.zeros(slots, np.bool_)
         self.has_adapter = np.zeros(slots, np.bool_)
         self.adapters: list[Adapter | None] = [None] * slots
+
+    @property
+    def columns(self) -> SlotColumns:
+        """What every step and draw needs, where it lies."""
+        return SlotColumns(
+            tokens=self.tokens,
+            block_table=self.block_table,
+            block_size=self.shape.block_size,
+            temperature=self._temperature,
+            top_k=self._top_k,
+            top_p=self._top_p,
+            min_p=self._min_p,
+            seed=self._seed,
+        )
 
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's differences: placements, then their block tables; and its drafts,
         in a row behind what is known."""
         for placement in plan.placements:
             self._place(placement)
-        self.block_table[plan.table_slots, plan.table_indices] = plan.table_blocks
+        if len(plan.table_slots):
+            self.block_table[plan.table_slots, plan.table_indices] = plan.table_blocks
         if len(plan.draft_tokens):
             self._take_drafts(plan)
 
@@ -107,6 +125,8 @@ class Slots:
     def blocks_to_write(self, plan: StepPlan) -> np.ndarray:
         """The blocks that this plan hands to sequences which have computed nothing in them yet;
         what lies before a sequence's first token to compute, others may have computed."""
+        if not len(plan.table_blocks):
+            return plan.table_blocks
         begins = np.zeros(self.shape.slots, np.int64)
         begins[plan.slots] = plan.starts
         first = plan.table_indices.astype(np.int64) * self.shape.block_size
@@ -147,6 +167,14 @@ class Slots:
             sampling.presence_penalty,
         )
         self.adjusts_logits[slot] = sampling.adjusts_logits
+        self.plain[slot] = not (
+            sampling.penalised
+            or sampling.adjusts_logits
+            or sampling.grammar
+            or self.wants_logprobs[slot]
+            or self.has_adapter[slot]
+            or self._filters_late[slot]
+        )
         self.bans[slot] = Bans.of(sampling, self.device) if sampling.adjusts_logits else None
 
     def sampling_rows(self, slots: np.ndarray, positions: np.ndarray) -> SamplingRows:
@@ -158,8 +186,12 @@ class Slots:
             min_p=self.to_device(self._min_p[slots]),
             seed=self.to_device(self._seed[slots]),
             position=self.to_device(positions.astype(np.int64)),
-            late=self._late_filters(slots) if self._filters_late[slots].any() else None,
+            late=self._late_filters(slots) if self.filters_late(slots) else None,
         )
+
+    def filters_late(self, slots: np.ndarray) -> bool:
+        """Whether any of them draws by more than the parameters that every draw needs."""
+        return bool(self._filters_late[slots].any())
 
     def _late_filters(self, slots: np.ndarray) -> LateFilters:
         return LateFilters(
@@ -204,7 +236,7 @@ class PendingSamples:
         if counts:
             # A pipeline has chains alone: what lies where on this stage need not move.
             assert not draws.trees
-            counting = draws.counting(tuple(tuple(range(count)) for count in counts))
+            counting = np.array(draws.counting(tuple(tuple(range(count)) for count in counts)))
             slots, positions = slots[counting], positions[counting]
         assert len(slots) == len(tokens)
         waiting = slots >= 0

@@ -27,3 +27,15 @@ def require_whole(argument: str, tensor: Tensor, dtype: torch.dtype) -> None:
     if tensor.dtype is not dtype or not tensor.is_contiguous() or not tensor.is_cpu:
         found = f"{tensor.dtype} on {tensor.device.type} with strides {tensor.stride()}"
         raise KernelArgumentError(argument, found, f"contiguous {dtype} on cpu")
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Null where there is none."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def address_of_floats(argument: str, tensor: Tensor | None) -> int | None:
+    """Of one contiguous piece of float32 on the CPU."""
+    if tensor is not None:
+        require_whole(argument, tensor, torch.float32)
+    return address(tensor)

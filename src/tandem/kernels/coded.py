@@ -172,26 +172,6 @@ def _in_panels(numbers_NG: Tensor) -> Tensor:
     return panels.to(torch.float16).contiguous()
 
 
-def unpack_rows(ids_T: Tensor, packed: PackedLinear) -> Tensor:
-    """Rows [T, C] of the weight as the native face has packed it, float32."""
-    groups = packed.groups
-    assert groups is not None and packed.scale is not None
-    panel_T, column_T = ids_T // PANEL_COLUMNS, ids_T % PANEL_COLUMNS
-    codes = packed.weight[panel_T, :, column_T]
-    if groups.bits == 4:
-        codes = torch.stack((codes & 0x0F, codes >> 4), dim=2)
-    codes_TC = codes.flatten(1)[:, : packed.in_features]
-    scales = (groups.scale, groups.offset)
-    scale_TG, offset_TG = (
-        None if each is None else each[panel_T, :, column_T].to(torch.float32) for each in scales
-    )
-    bits: Bits = 4 if groups.bits == 4 else 8
-    if scale_TG is None:
-        scale_TG = torch.ones(len(ids_T), -(-packed.in_features // groups.size))
-    coded = CodedWeight(codes_TC, scale_TG, offset_TG, groups.zero, bits, groups.size)
-    return coded.values() * packed.scale[ids_T, None]
-
-
 class NativeCodedLinear:
     """Row-invariant bits. With `narrow` products are of bytes. x must be float32 with contiguous
     features; rows may be strided."""

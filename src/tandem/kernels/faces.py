@@ -29,14 +29,15 @@ from tandem.kernels.activation import (
 )
 from tandem.kernels.attention import NativePagedAttention, PagedAttention
 from tandem.kernels.coded import NativePackCoded, PackCoded
+from tandem.kernels.draft_heads import JoinDraftHeads, NativeJoinDraftHeads
 from tandem.kernels.instructions import InstructionSet, require_instructions
 from tandem.kernels.layers import JoinLayers, NativeJoinLayers
 from tandem.kernels.linear import (
+    NativeEmbed,
     NativeLinear,
     NativePack,
     has_bf16_products,
     has_int8_products,
-    native_embed,
 )
 from tandem.kernels.lora import (
     AddLowRank,
@@ -62,6 +63,8 @@ from tandem.kernels.sampling import (
     SampleCandidates,
     ScoreTokens,
 )
+from tandem.kernels.steps import JoinStep, NativeJoinStep
+from tandem.kernels.weight_arguments import WeightForms
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,10 @@ class Kernels:
     pack_low_rank: PackLowRank
     join_low_rank: JoinLowRank
     add_low_rank: AddLowRank
-    # Where it is one call; None: layers are walked operation by operation.
+    # Where these are one call each; None: operation by operation.
     join_layers: JoinLayers | None = None
+    join_step: JoinStep | None = None
+    join_draft_heads: JoinDraftHeads | None = None
 
 
 def reference_kernels() -> Kernels:
@@ -124,13 +129,16 @@ def reference_kernels() -> Kernels:
 def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
     """`narrow` as `NativeLinear` takes it."""
     norm = NativeNorm(library)
+    weights = WeightForms(
+        bf16=narrow and has_bf16_products(library), coded=narrow and has_int8_products(library)
+    )
     return Kernels(
         name="native",
         batch_invariant=True,
         pack=NativePack(library, narrow=narrow),
         pack_coded=NativePackCoded(library),
         linear=NativeLinear(library, narrow=narrow),
-        embed=native_embed,
+        embed=NativeEmbed(library),
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rotate_and_store=NativeRotateAndStore(library),
@@ -147,11 +155,9 @@ def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
         pack_low_rank=NativePackLowRank(),
         join_low_rank=native_join_low_rank,
         add_low_rank=NativeAddLowRank(library),
-        join_layers=NativeJoinLayers(
-            library,
-            bf16=narrow and has_bf16_products(library),
-            coded=narrow and has_int8_products(library),
-        ),
+        join_layers=NativeJoinLayers(library, weights),
+        join_step=NativeJoinStep(library, weights),
+        join_draft_heads=NativeJoinDraftHeads(library, weights),
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tandem.facts.model import ModelSpec
 from tandem.kernels.activation import NUMBERS
-from tandem.kernels.arguments import DTYPE_CODES, require_whole
+from tandem.kernels.arguments import DTYPE_CODES, address, address_of_floats, require_whole
 from tandem.kernels.attention import POOL_DTYPES, AttentionBatch, tile_tokens
 from tandem.kernels.kv_rows import row_elements
 from tandem.kernels.native import (
@@ -27,6 +27,7 @@ from tandem.kernels.native import (
 )
 from tandem.kernels.packed import PackedLinear
 from tandem.kernels.rotary import RotaryTable, TokenPlaces
+from tandem.kernels.weight_arguments import WeightArguments, WeightForms
 
 
 class LayerParameters(Protocol):
@@ -73,23 +74,6 @@ class JoinLayers(Protocol):
     ) -> RunLayers: ...
 
 
-class _Weight(ctypes.Structure):
-    _fields_ = (
-        ("values", Pointer),
-        ("storage", Integer),
-        ("narrow", Integer),
-        ("bits", Integer),
-        ("group", Integer),
-        ("zero", Integer),
-        ("scale", Pointer),
-        ("offset", Pointer),
-        ("column_scale", Pointer),
-        ("bias", Pointer),
-        ("in_features", Integer),
-        ("out_features", Integer),
-    )
-
-
 class _Layer(ctypes.Structure):
     _fields_ = (
         ("attention_norm", Pointer),
@@ -97,10 +81,10 @@ class _Layer(ctypes.Structure):
         ("key_norm", Pointer),
         ("feed_forward_norm", Pointer),
         ("window", Integer),
-        ("qkv", _Weight),
-        ("attention_output", _Weight),
-        ("gate_up", _Weight),
-        ("down", _Weight),
+        ("qkv", WeightArguments),
+        ("attention_output", WeightArguments),
+        ("gate_up", WeightArguments),
+        ("down", WeightArguments),
     )
 
 
@@ -121,7 +105,20 @@ class _Model(ctypes.Structure):
     )
 
 
-class _Step(ctypes.Structure):
+class PoolArguments(ctypes.Structure):
+    """KV of all layers, as layers.h has it."""
+
+    _fields_ = (
+        ("layers", Pointer),
+        ("dtype", Integer),
+        ("strides", Integer * 4),
+        ("block_size", Integer),
+    )
+
+
+class StepArguments(ctypes.Structure):
+    """The tokens of a step, and the pool, as layers.h has them."""
+
     _fields_ = (
         ("tokens", Integer),
         ("positions", Pointer),
@@ -134,23 +131,19 @@ class _Step(ctypes.Structure):
         ("parents", Pointer),
         ("wanted", Pointer),
         ("wanted_tokens", Integer),
-        ("kv", Pointer),
-        ("kv_dtype", Integer),
-        ("kv_strides", Integer * 4),
-        ("block_size", Integer),
+        ("pool", PoolArguments),
         ("tile_tokens", Integer),
         ("threads", Integer),
     )
 
 
 class NativeJoinLayers:
-    """float32 activations. `narrow`: which of float and coded weights are multiplied with in what
-    they are stored in."""
+    """float32 activations, with weights as `weights` says."""
 
-    def __init__(self, library: NativeLibrary, *, bf16: bool, coded: bool) -> None:
-        for name, structure in (("layer", _Layer), ("model", _Model), ("step", _Step)):
+    def __init__(self, library: NativeLibrary, weights: WeightForms) -> None:
+        for name, structure in (("layer", _Layer), ("model", _Model), ("step", StepArguments)):
             assert library.number(f"tandem_{name}_bytes") == ctypes.sizeof(structure)
-        self._bf16, self._coded = bf16, coded
+        self._weight = weights.arguments
         self._run = library.function("tandem_layers", *(Pointer,) * 2, Integer, *(Pointer,) * 6)
 
     def __call__(
@@ -159,10 +152,10 @@ class NativeJoinLayers:
         held = (_Layer * len(layers))(
             *(
                 _Layer(
-                    _whole("attention_norm", layer.attention_norm),
-                    _whole("query_norm", layer.query_norm),
-                    _whole("key_norm", layer.key_norm),
-                    _whole("feed_forward_norm", layer.feed_forward_norm),
+                    address_of_floats("attention_norm", layer.attention_norm),
+                    address_of_floats("query_norm", layer.query_norm),
+                    address_of_floats("key_norm", layer.key_norm),
+                    address_of_floats("feed_forward_norm", layer.feed_forward_norm),
                     spec.attention.window_tokens[index] or 0,
                     self._weight(layer.qkv),
                     self._weight(layer.attention_output),
@@ -181,33 +174,13 @@ class NativeJoinLayers:
             spec.feed_forward_features,
             NUMBERS[spec.activation],
             0 if table is None else table.cos.shape[1],
-            None if table is None else _whole("table.cos", table.cos),
-            None if table is None else _whole("table.sin", table.sin),
+            None if table is None else address_of_floats("table.cos", table.cos),
+            None if table is None else address_of_floats("table.sin", table.sin),
             spec.norm.eps,
             spec.norm.offset,
             attention.scale,
         )
         return NativeLayers(self._run, spec, model, held, (tuple(layers), table))
-
-    def _weight(self, packed: PackedLinear) -> _Weight:
-        if packed.layout != "panels":
-            raise KernelArgumentError("packed.layout", packed.layout, "panels")
-        weight = _Weight(
-            values=packed.weight.data_ptr(),
-            column_scale=_address(packed.scale),
-            bias=_address(packed.bias),
-            in_features=packed.in_features,
-            out_features=packed.out_features,
-        )
-        groups, dtype = packed.groups, packed.weight.dtype
-        if groups is None:
-            weight.storage = DTYPE_CODES[dtype]
-            weight.narrow = self._bf16 and dtype is torch.bfloat16
-        else:
-            weight.narrow, weight.bits = self._coded, groups.bits
-            weight.group, weight.zero = groups.size, groups.zero
-            weight.scale, weight.offset = _address(groups.scale), _address(groups.offset)
-        return weight
 
 
 class NativeLayers:
@@ -221,28 +194,37 @@ class NativeLayers:
         layers: "ctypes.Array[_Layer]",
         held: object,
     ) -> None:
-        self._run, self._spec, self._model, self._layers = run, spec, model, layers
+        self._run, self._spec = run, spec
+        self.model, self.layers = model, layers
         self._held = held
 
+    @property
+    def tile_tokens(self) -> int:
+        return tile_tokens(self._spec.attention.heads, self._spec.attention.kv_heads)
+
+    @property
+    def wide_features(self) -> int:
+        """What lies between two linears of one token."""
+        attention = self._spec.attention
+        heads = attention.query_features + attention.kv_features
+        return 3 * max(heads, self._spec.feed_forward_features)
+
     def __call__(self, residual_TC: Tensor, step: LayerStep) -> Tensor:
-        spec, tokens, wanted = self._spec, residual_TC.shape[0], step.wanted
+        hidden, tokens, wanted = self._spec.hidden_features, residual_TC.shape[0], step.wanted
         require_whole("residual_TC", residual_TC, torch.float32)
         # Names keep what C++ is given the addresses of.
-        pool = self._pool_addresses(step.kv)
+        addresses, pool = self.pool(step.kv)
         arguments = self._step_arguments(step, tokens, pool)
         if wanted is not None:
             require_whole("wanted", wanted, torch.int64)
-        out_WC = torch.empty(tokens if wanted is None else len(wanted), spec.hidden_features)
+        out_WC = torch.empty(tokens if wanted is None else len(wanted), hidden)
         rows = max(tokens, len(out_WC))
-        queries, keys = spec.attention.query_features, spec.attention.kv_features
-        wide = max(3 * queries + 3 * keys, 3 * spec.feed_forward_features)
-        update_RC = torch.empty(rows, spec.hidden_features)
-        x_RC = torch.empty(rows, spec.hidden_features)
-        wide_RF = torch.empty(rows, wide)
+        update_RC, x_RC = torch.empty(rows, hidden), torch.empty(rows, hidden)
+        wide_RF = torch.empty(rows, self.wide_features)
         self._run(
-            ctypes.addressof(self._model),
-            ctypes.addressof(self._layers),
-            len(self._layers),
+            ctypes.addressof(self.model),
+            ctypes.addressof(self.layers),
+            len(self.layers),
             ctypes.addressof(arguments),
             residual_TC.data_ptr(),
             update_RC.data_ptr(),
@@ -250,9 +232,11 @@ class NativeLayers:
             wide_RF.data_ptr(),
             out_WC.data_ptr(),
         )
+        del addresses
         return out_WC
 
-    def _pool_addresses(self, kv: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    def pool(self, kv: Sequence[Tensor]) -> tuple["ctypes.Array[ctypes.c_void_p]", PoolArguments]:
+        """The addresses of all layers, to be kept as long as the pool's description is used."""
         attention, first = self._spec.attention, kv[0]
         elements = row_elements(first.dtype, attention.head_dim)
         shape = tuple(first.shape)
@@ -264,18 +248,23 @@ class NativeLayers:
         for each in kv:
             if (each.dtype, each.stride()) != (first.dtype, first.stride()):
                 raise KernelArgumentError("kv", each.dtype, "layers of one form")
-        if len(kv) != len(self._layers):
-            raise KernelArgumentError("kv", len(kv), f"{len(self._layers)} layers")
-        return (Pointer * len(kv))(*(each.data_ptr() for each in kv))
+        if len(kv) != len(self.layers):
+            raise KernelArgumentError("kv", len(kv), f"{len(self.layers)} layers")
+        addresses = (Pointer * len(kv))(*(each.data_ptr() for each in kv))
+        pool = PoolArguments(
+            ctypes.addressof(addresses),
+            DTYPE_CODES[first.dtype],
+            (Integer * 4)(*first.stride()[:4]),
+            shape[3],
+        )
+        return addresses, pool
 
-    def _step_arguments(
-        self, step: LayerStep, tokens: int, pool: "ctypes.Array[ctypes.c_void_p]"
-    ) -> _Step:
-        places, attention, first = step.places, step.attention, step.kv[0]
+    def _step_arguments(self, step: LayerStep, tokens: int, pool: PoolArguments) -> StepArguments:
+        places, attention = step.places, step.attention
         if places.positions.shape[0] != tokens or places.slots.shape[0] != tokens:
             found = (places.positions.shape[0], places.slots.shape[0])
             raise KernelArgumentError("places", found, f"{tokens} positions and slots")
-        return _Step(
+        return StepArguments(
             tokens,
             places.positions.data_ptr(),
             places.slots.data_ptr(),
@@ -284,23 +273,10 @@ class NativeLayers:
             attention.block_table.data_ptr(),
             attention.block_table.stride(0),
             attention.sequences,
-            _address(attention.parents),
-            _address(step.wanted),
+            address(attention.parents),
+            address(step.wanted),
             -1 if step.wanted is None else len(step.wanted),
-            ctypes.addressof(pool),
-            DTYPE_CODES[first.dtype],
-            (Integer * 4)(*first.stride()[:4]),
-            first.shape[3],
-            tile_tokens(self._spec.attention.heads, self._spec.attention.kv_heads),
+            pool,
+            self.tile_tokens,
             torch.get_num_threads(),
         )
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _whole(name: str, tensor: Tensor | None) -> int | None:
-    if tensor is not None:
-        require_whole(name, tensor, torch.float32)
-    return _address(tensor)

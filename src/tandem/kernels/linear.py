@@ -3,6 +3,8 @@
 Axes: T packed tokens, N output features, C input features, P columns of a panel.
 """
 
+import ctypes
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,7 +15,6 @@ from tandem.kernels.coded import (
     NativePackCoded,
     coded_of,
     pack_coded,
-    unpack_rows,
 )
 from tandem.kernels.coding import NativeCode, code
 from tandem.kernels.native import (
@@ -31,6 +32,7 @@ from tandem.kernels.packed import (
     check_linear,
     check_pack,
 )
+from tandem.kernels.weight_arguments import WeightForms
 
 PANELS_AT_ONCE = 16
 
@@ -135,13 +137,18 @@ class NativePack:
         )
 
 
-def native_embed(ids_T: Tensor, packed: PackedLinear) -> Tensor:
-    """Gathers columns of panels; a step embeds few tokens, so their stride does not matter."""
-    if packed.groups is not None:
-        return unpack_rows(ids_T, packed)
-    panel_T, column_T = ids_T // PANEL_COLUMNS, ids_T % PANEL_COLUMNS
-    rows_TC = packed.weight[panel_T, :, column_T].flatten(1)[:, : packed.in_features]
-    return rows_TC if packed.scale is None else rows_TC * packed.scale[ids_T, None]
+class NativeEmbed:
+    """A step embeds few tokens, so that their stride in panels does not matter."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._run = library.function("tandem_embed", Pointer, Integer, Pointer, Pointer)
+
+    def __call__(self, ids_T: Tensor, packed: PackedLinear) -> Tensor:
+        require_whole("ids_T", ids_T, torch.int64)
+        weight = WeightForms(bf16=False, coded=False).arguments(packed)
+        rows_TC = torch.empty(len(ids_T), packed.in_features)
+        self._run(ids_T.data_ptr(), len(ids_T), ctypes.addressof(weight), rows_TC.data_ptr())
+        return rows_TC
 
 
 def has_bf16_products(library: NativeLibrary) -> bool:

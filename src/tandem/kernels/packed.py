@@ -79,7 +79,7 @@ class Embed(Protocol):
     def __call__(self, ids_T: Tensor, packed: PackedLinear) -> Tensor:
         """rows_TC of the weight as it was before packing: a tied head serves as embedding too.
 
-        In the storage's float precision; int64 ids [T] below N.
+        As exact as they are stored, in that precision or float32; int64 ids [T] below N.
         """
         ...
 

@@ -17,11 +17,13 @@ from torch.nn import functional
 from tandem.facts.model import ModelSpec
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.collectives.contract import ALONE, Collectives
+from tandem.kernels.draft_heads import DraftHeads, GuessAhead, HeadsLookUp
 from tandem.kernels.faces import Kernels
 from tandem.kernels.layers import LayerStep, RunLayers
 from tandem.kernels.lora import AdapterRows, LowRankStack
 from tandem.kernels.packed import PackedLinear
 from tandem.kernels.rotary import QueryKeyValue, TokenPlaces, rotary_table
+from tandem.kernels.steps import RunStep, SlotColumns, WholeModel
 from tandem.models.adapter_weights import NO_DELTAS, AdaptedTokens
 from tandem.models.parallel import WHOLE, Place, equal_share
 from tandem.models.weights import DecoderWeights, LayerWeights
@@ -178,6 +180,37 @@ class Decoder:
         assert update_XC is not None
         hidden_XC = residual_XC + update_XC
         return boundary.whole(hidden_XC) if self.place.is_last else hidden_XC
+
+    def join_step(self, slots: SlotColumns, kv: KvLayers) -> RunStep | None:
+        """Whole steps of sequences in these slots in one call, with the bits that `forward` and
+        `logits` have; None where there is no such call for this model."""
+        weights, join = self.weights, self.kernels.join_step
+        if join is None or not self.place.tensor_ranks == self.place.stages == 1:
+            return None
+        assert weights.final_norm is not None
+        assert weights.head is not None
+        model = WholeModel(
+            self.spec,
+            weights.embedding,
+            weights.layers,
+            weights.final_norm,
+            weights.head,
+            self._rotary,
+        )
+        return join(model, slots, [kv.layer(index) for index in range(self.spec.layers)])
+
+    def join_draft_heads(
+        self, layers: PackedLinear, look_up: HeadsLookUp, slots: SlotColumns
+    ) -> GuessAhead | None:
+        """Guesses of heads beside this model's own (see `DraftHeads`) in one call; None where
+        there is no such call."""
+        weights, join = self.weights, self.kernels.join_draft_heads
+        if join is None or self.place.tensor_ranks > 1:
+            return None
+        assert weights.final_norm is not None
+        assert weights.head is not None
+        heads = DraftHeads(layers, weights.final_norm, self.spec.norm, weights.head)
+        return join(heads, look_up, slots)
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
         """logits_RV in float32 (float64 stays), from hidden states as the last stage's `forward`

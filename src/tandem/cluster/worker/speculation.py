@@ -13,7 +13,7 @@ from tandem.facts.token_tree import NO_GUESSES
 from tandem.policy.speculation import NO_DRAFTS, DraftChances, DraftRule, Speculation
 
 # The rule is made anew after so many steps: soon where it drafts, where it says no seldom.
-RULE_STEPS, DECLINED_STEPS = 3, 32
+RULE_STEPS, DECLINED_STEPS = 8, 32
 # Of the steps without drafts each so manyth is timed: what is spent on these is lost.
 TIMED_STEPS = 4
 # While it drafts, two steps go without after so many, the first time sooner, and the second is

@@ -6,7 +6,7 @@ Axes: D rows that draw, C hidden.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Protocol
 
 import numpy as np
@@ -25,14 +25,16 @@ Proposals = tuple[TokenTree, ...]
 @dataclass(frozen=True, slots=True)
 class Continuations:
     """Sequences in `slots` [D] of which the first `ends` tokens are known, the newest `drawn` of
-    them in this step; at most `counts` tokens are wanted behind them. `hidden` [sum of drawn, C]
-    are the model's hidden states, before its final norm, from which those were drawn."""
+    them in this step; at most `counts` tokens are wanted behind them. `states` [R, C] are the
+    model's hidden states, before its final norm, from which this step drew, and `kept` are those
+    of them that the known tokens were drawn from: `drawn` of each sequence."""
 
     slots: IntArray
     ends: IntArray
     counts: IntArray
-    drawn: IntArray
-    hidden: Tensor
+    drawn: Sequence[int]
+    states: Tensor
+    kept: Sequence[int]
 
     @property
     def newest(self) -> NDArray[np.int64]:
@@ -40,11 +42,19 @@ class Continuations:
         return np.cumsum(self.drawn, dtype=np.int64) - 1
 
     @property
+    def hidden(self) -> Tensor:
+        """The hidden states that the known tokens were drawn from [sum of drawn, C]."""
+        return self._states(self.kept)
+
+    @property
     def newest_hidden(self) -> Tensor:
         """The hidden states that the newest tokens were drawn from [D, C]."""
-        if len(self.drawn) == 1:
-            return self.hidden[-1:]
-        return self.hidden[torch.from_numpy(self.newest).to(self.hidden.device)]
+        return self._states([self.kept[end - 1] for end in accumulate(self.drawn)])
+
+    def _states(self, rows: Sequence[int]) -> Tensor:
+        if len(rows) == 1:
+            return self.states[rows[0] : rows[0] + 1]
+        return self.states[torch.tensor(rows, device=self.states.device)]
 
 
 class Proposer(Protocol):

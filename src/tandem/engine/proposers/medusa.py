@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tandem.engine.proposers.contract import Continuations, Proposals, chains
 from tandem.engine.proposers.growing_tree import ROOT, GrowingTree, candidate_shares
@@ -17,15 +18,15 @@ from tandem.engine.proposers.ngram import known_tokens
 from tandem.engine.slots import Slots
 from tandem.facts.steps import Placement
 from tandem.facts.token_tree import NO_GUESSES, TokenTree
+from tandem.kernels.draft_heads import HeadsLookUp
 from tandem.kernels.prompt_lookup import NgramSizes
-from tandem.kernels.sampling import DraftCandidates
+from tandem.kernels.sampling import DraftCandidates, SamplingRows
 from tandem.models.decoder import Decoder
 from tandem.models.medusa import MedusaHeads
 
 # A head sees no other token than the last: names and numbers it cannot copy. Where it gives its own
 # guess less than even odds, what followed the last time is as good: by the bundled model's answers.
-SURE_LOGPROB = math.log(0.5)
-LOOK_UP_SIZES = NgramSizes(least=1)
+LOOK_UP = HeadsLookUp(sure=math.log(0.5), sizes=NgramSizes(least=1))
 
 
 class MedusaProposer:
@@ -39,36 +40,50 @@ class MedusaProposer:
         self._decoder = decoder
         self._slots = slots
         self._heads = heads
+        joined = decoder.join_draft_heads(heads.layers, LOOK_UP, slots.columns)
+        self._guess_ahead = joined if branches == 1 else None
 
     def sequences_placed(self, placements: Iterable[Placement]) -> None:
         """Nothing is remembered."""
 
     def propose(self, rows: Continuations) -> Proposals:
         """See the port. As many tokens behind each other as there are heads at most."""
-        counts = rows.counts
-        heads = min(int(counts.max(initial=0)), self._heads.count)
+        counts = rows.counts.tolist()
+        heads = min(max(counts, default=0), self._heads.count)
         if not heads:
             return (NO_GUESSES,) * len(counts)
-        normed_DC = self._decoder.normed(rows.newest_hidden)
-        # All heads at once: a row for each sequence and head.
-        logits_RV = self._decoder.head_logits(self._heads.states(normed_DC, heads))
-        positions_DH = rows.ends[:, None] + np.arange(heads, dtype=np.int32)
-        draws = self._slots.sampling_rows(np.repeat(rows.slots, heads), positions_DH.ravel())
+        if self._guess_ahead is not None and not self._slots.filters_late(rows.slots):
+            guesses_DH = self._guess_ahead(rows.slots, rows.ends, rows.newest_hidden, heads)
+            return chains(guesses_DH.tolist(), counts)
+        logits_RV, draws = self._logits(rows, heads)
         kernels = self._decoder.kernels
         if self._branches > 1:
             candidates = kernels.sample_candidates(logits_RV, draws, self._branches)
             tokens_R = candidates.tokens[:, 0]
             logprobs_R = torch.log_softmax(candidates.scores, dim=1)[:, 0]
-        else:
-            tokens_R = kernels.sample(logits_RV, draws)
-            logprobs_R = kernels.token_logprobs(logits_RV, tokens_R, 0).logprob
+            guesses_DH = self._looked_up(rows, heads, tokens_R, logprobs_R)
+            return tuple(grown_trees(counts, guesses_DH.tolist(), candidates))
+        tokens_R = kernels.sample(logits_RV, draws)
+        logprobs_R = kernels.token_logprobs(logits_RV, tokens_R, 0).logprob
+        return chains(self._looked_up(rows, heads, tokens_R, logprobs_R).tolist(), counts)
+
+    def _logits(self, rows: Continuations, heads: int) -> tuple[Tensor, SamplingRows]:
+        """All heads at once: a row for each sequence and head."""
+        normed_DC = self._decoder.normed(rows.newest_hidden)
+        logits_RV = self._decoder.head_logits(self._heads.states(normed_DC, heads))
+        positions_DH = rows.ends[:, None] + np.arange(heads, dtype=np.int32)
+        draws = self._slots.sampling_rows(np.repeat(rows.slots, heads), positions_DH.ravel())
+        return logits_RV, draws
+
+    def _looked_up(
+        self, rows: Continuations, heads: int, tokens_R: Tensor, logprobs_R: Tensor
+    ) -> Tensor:
+        """guesses_DH, of what the heads say and of what followed before."""
         guesses_DH = tokens_R.view(-1, heads).cpu().contiguous()
-        unsure_DH = ~(logprobs_R >= SURE_LOGPROB).view(-1, heads).cpu()
+        unsure_DH = ~(logprobs_R >= LOOK_UP.sure).view(-1, heads).cpu()
         known = known_tokens(self._slots, rows)
-        kernels.look_up_prompt(known, LOOK_UP_SIZES, guesses_DH, unsure_DH)
-        if self._branches > 1:
-            return tuple(grown_trees(counts.tolist(), guesses_DH.tolist(), candidates))
-        return chains(guesses_DH.tolist(), counts.tolist())
+        self._decoder.kernels.look_up_prompt(known, LOOK_UP.sizes, guesses_DH, unsure_DH)
+        return guesses_DH
 
 
 def grown_trees(
@@ -89,6 +104,6 @@ def grown_trees(
                 at = first + len(path)
                 looked_up = [chain[len(path)]] if path == chain[: len(path)] else []
                 more = [token for token in looked_up if token not in tokens[at]]
-                growing.grow(number, tokens[at] + more, shares[at] + [SURE_LOGPROB] * len(more))
+                growing.grow(number, tokens[at] + more, shares[at] + [LOOK_UP.sure] * len(more))
             asked = growing.worth_growing(count)
         yield growing.tree()

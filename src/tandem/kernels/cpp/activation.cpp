@@ -8,11 +8,7 @@ namespace {
 
 constexpr int64_t kParallelElements = int64_t{1} << 15;
 
-Floats silu_mul(Floats gate, Floats up) {
-  // Beyond 126 / log2(e) the sigmoid is 1 or 0 in float anyway; exp2_of must not overflow.
-  const Floats bounded = maximum(gate, splat(-87.0f));
-  return bounded / (exp_of(Floats{} - bounded) + 1.0f) * up;
-}
+Floats silu_mul(Floats gate, Floats up) { return silu(gate) * up; }
 
 Floats gelu_tanh_mul(Floats gate, Floats up) {
   // (1 + tanh(u)) / 2 is the sigmoid of 2u, here with 2u = gate * (2c + 2c * 0.044715 * gate^2).

@@ -4,87 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "operations.h"
+#include "layers.h"
 
 namespace {
-
-// A weight as tandem_linear takes it or, of `bits` that are not 0, tandem_coded_linear. `narrow`:
-// products in what it is stored in.
-struct Weight {
-  const void* values;
-  int64_t storage;
-  int64_t narrow;
-  int64_t bits;
-  int64_t group;
-  int64_t zero;
-  const void* scale;
-  const void* offset;
-  const float* column_scale;
-  const float* bias;
-  int64_t in_features;
-  int64_t out_features;
-};
-
-// Norms of heads are null where the model has none; `window` is 0 where all keys are seen.
-struct Layer {
-  const float* attention_norm;
-  const float* query_norm;
-  const float* key_norm;
-  const float* feed_forward_norm;
-  int64_t window;
-  Weight qkv;
-  Weight attention_output;
-  Weight gate_up;
-  Weight down;
-};
-
-// Of all layers. `half` is 0 where nothing is rotated.
-struct Model {
-  int64_t hidden;
-  int64_t heads;
-  int64_t kv_heads;
-  int64_t head_dim;
-  int64_t inner;
-  int64_t activation;
-  int64_t half;
-  const float* cos;
-  const float* sin;
-  double norm_eps;
-  double norm_offset;
-  double attention_scale;
-};
-
-// The tokens of a step, and the pool; `kv` has an address for each layer. Of the last layer only the
-// `wanted_tokens` leave attention; -1: all.
-struct Step {
-  int64_t tokens;
-  const int64_t* positions;
-  const int64_t* slots;
-  const int32_t* query_start;
-  const int32_t* context;
-  const int32_t* table;
-  int64_t table_stride;
-  int64_t sequences;
-  const int32_t* parents;
-  const int64_t* wanted;
-  int64_t wanted_tokens;
-  void* const* kv;
-  int64_t kv_dtype;
-  int64_t kv_strides[4];
-  int64_t block_size;
-  int64_t tile_tokens;
-  int64_t threads;
-};
-
-void multiply(const Weight& by, const float* x, int64_t rows, float* out, int64_t threads) {
-  if (by.bits)
-    tandem_coded_linear(x, by.in_features, rows, by.values, by.bits, by.group, by.zero, by.scale,
-                        by.offset, by.column_scale, by.bias, by.narrow, out, by.out_features,
-                        by.in_features, by.out_features, threads);
-  else
-    tandem_linear(x, by.in_features, rows, by.values, by.storage, by.narrow, by.column_scale,
-                  by.bias, out, by.out_features, by.in_features, by.out_features, threads);
-}
 
 void gather(const float* rows, int64_t features, const int64_t* wanted, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i)
@@ -125,12 +47,12 @@ struct Run {
       k = normed, k_stride = kv_features();
     }
     const int64_t strides[] = {q_stride, dim, k_stride, dim, width, dim};
-    const int64_t rotated[] = {model.heads, model.kv_heads, dim, model.half, step.block_size};
+    const int64_t rotated[] = {model.heads, model.kv_heads, dim, model.half, step.pool.block_size};
     tandem_rotate_and_store(q, k, v, strides, rotated, step.tokens, model.cos, model.sin,
-                            step.positions, step.slots, kv, step.kv_dtype, step.kv_strides,
+                            step.positions, step.slots, kv, step.pool.dtype, step.pool.strides,
                             step.threads);
-    const int64_t shape[] = {model.heads, model.kv_heads, dim, step.block_size};
-    tandem_paged_attention(q, q_stride, dim, kv, step.kv_dtype, step.kv_strides, step.query_start,
+    const int64_t shape[] = {model.heads, model.kv_heads, dim, step.pool.block_size};
+    tandem_paged_attention(q, q_stride, dim, kv, step.pool.dtype, step.pool.strides, step.query_start,
                            step.context, step.table, step.table_stride, step.sequences,
                            step.parents, attended, shape, (float)model.attention_scale,
                            layer.window, step.tile_tokens, step.threads);
@@ -144,9 +66,6 @@ extern "C" int64_t tandem_layer_bytes() { return sizeof(Layer); }
 extern "C" int64_t tandem_model_bytes() { return sizeof(Model); }
 extern "C" int64_t tandem_step_bytes() { return sizeof(Step); }
 
-// Turns `residual` [tokens, hidden] into `out`, the hidden states of the tokens that are wanted.
-// `update` and `x` have room for as many rows as the larger of them, `wide` for what lies between two linears: qkv, normed queries and keys and what they attend to, or gates,
-// ups and their product.
 extern "C" void tandem_layers(const void* of_model, const void* of_layers, int64_t count,
                               const void* of_step, float* residual, float* update, float* x,
                               float* wide, float* out) {
@@ -164,7 +83,7 @@ extern "C" void tandem_layers(const void* of_model, const void* of_layers, int64
     const Layer& layer = layers[i];
     run.norm(i ? update : residual, i ? residual : nullptr, rows, layer.attention_norm, x);
     multiply(layer.qkv, x, rows, wide, step.threads);
-    run.attend(layer, step.kv[i], wide, normed, attended);
+    run.attend(layer, step.pool.layers[i], wide, normed, attended);
     if (i == count - 1 && step.wanted_tokens >= 0) {
       // Nothing after the last attention looks at other tokens.
       rows = step.wanted_tokens;

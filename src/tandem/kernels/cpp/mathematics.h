@@ -27,4 +27,10 @@ inline Floats exp2_of(Floats x) {
 
 inline Floats exp_of(Floats x) { return exp2_of(x * kLog2e); }
 
+inline Floats silu(Floats x) {
+  // Beyond 126 / log2(e) the sigmoid is 1 or 0 in float anyway; exp2_of must not overflow.
+  const Floats bounded = maximum(x, splat(-87.0f));
+  return bounded / (exp_of(Floats{} - bounded) + 1.0f);
+}
+
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// The operations of a layer, each a function of its own that Python calls, too. Whoever defines one
-// includes this, so that the compiler finds whatever differs.
+// The operations that whole steps are made of, each a function of its own that Python calls, too.
+// Whoever defines one includes this, so that the compiler finds whatever differs.
 #pragma once
 
 #include <cstdint>
@@ -35,4 +35,18 @@ void tandem_paged_attention(const float* q, int64_t q_token_stride, int64_t q_he
 
 void tandem_gated_activation(const float* gate_up, int64_t stride, int64_t rows, int64_t features,
                              int64_t activation, float* out, int64_t threads);
+
+void tandem_sample(const float* logits, int64_t stride, int64_t rows, int64_t vocabulary,
+                   const float* temperature, const int32_t* top_k, const float* top_p,
+                   const float* min_p, const float* typical_p, const float* xtc_threshold,
+                   const float* xtc_probability, const int64_t* seed, const int64_t* position,
+                   int64_t* tokens, int64_t threads);
+
+void tandem_token_logprobs(const float* logits, int64_t stride, int64_t rows, int64_t vocabulary,
+                           const int64_t* tokens, int64_t top_n, float* logprob, int64_t* rank,
+                           int64_t* top_ids, float* top_logprobs, int64_t threads);
+
+void tandem_look_up_prompt(const int32_t* tokens, int64_t stride, const int32_t* slots,
+                           const int32_t* ends, int64_t rows, int64_t least, int64_t most,
+                           int64_t* guesses, int64_t places, const bool* wanted);
 }

@@ -1,7 +1,8 @@
 // Drafts out of what a sequence said before: what followed the newest earlier place where its
 // longest end stands.
 #include <algorithm>
-#include <cstdint>
+
+#include "operations.h"
 
 namespace {
 

@@ -10,6 +10,7 @@
 
 #include "filters.h"
 #include "mathematics.h"
+#include "operations.h"
 #include "philox.h"
 
 using namespace tandem;
@@ -367,7 +368,7 @@ extern "C" void tandem_sample(const float* logits, int64_t stride, int64_t rows,
                               int64_t threads) {
   const RowParameters all{temperature,     top_k, top_p,   min_p, typical_p, xtc_threshold,
                           xtc_probability, seed,  position};
-#pragma omp parallel for schedule(dynamic) num_threads((int)threads)
+#pragma omp parallel for schedule(dynamic) num_threads((int)threads) if (rows > 1)
   for (int64_t r = 0; r < rows; ++r) {
     static thread_local std::vector<Candidate> list;
     tokens[r] = draw_row(logits + r * stride, vocabulary, all, r, &list).id;

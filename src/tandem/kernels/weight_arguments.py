@@ -1,0 +1,58 @@
+"""A packed weight as native operations that are made of others take it: one structure for all
+forms."""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from tandem.kernels.arguments import DTYPE_CODES, address
+from tandem.kernels.native import Integer, KernelArgumentError, Pointer
+from tandem.kernels.packed import PackedLinear
+
+
+class WeightArguments(ctypes.Structure):
+    """As weight.h has it. Whoever holds it keeps the weight."""
+
+    _fields_ = (
+        ("values", Pointer),
+        ("storage", Integer),
+        ("narrow", Integer),
+        ("bits", Integer),
+        ("group", Integer),
+        ("zero", Integer),
+        ("scale", Pointer),
+        ("offset", Pointer),
+        ("column_scale", Pointer),
+        ("bias", Pointer),
+        ("in_features", Integer),
+        ("out_features", Integer),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForms:
+    """Which weights are multiplied with in what they are stored in: in `bf16`, and `coded` ones."""
+
+    bf16: bool
+    coded: bool
+
+    def arguments(self, packed: PackedLinear) -> WeightArguments:
+        if packed.layout != "panels":
+            raise KernelArgumentError("packed.layout", packed.layout, "panels")
+        weight = WeightArguments(
+            values=packed.weight.data_ptr(),
+            column_scale=address(packed.scale),
+            bias=address(packed.bias),
+            in_features=packed.in_features,
+            out_features=packed.out_features,
+        )
+        groups, dtype = packed.groups, packed.weight.dtype
+        if groups is None:
+            weight.storage = DTYPE_CODES[dtype]
+            weight.narrow = self.bf16 and dtype is torch.bfloat16
+        else:
+            weight.narrow, weight.bits = self.coded, groups.bits
+            weight.group, weight.zero = groups.size, groups.zero
+            weight.scale, weight.offset = address(groups.scale), address(groups.offset)
+        return weight
