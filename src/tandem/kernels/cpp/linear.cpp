@@ -29,6 +29,11 @@ struct LinearCall {
 };
 
 constexpr int64_t kChunk = 256;
+// Where a tile has to pass over the columns of a panel more than once, few rows do so stretch by
+// stretch of these bytes: each comes from memory once, while the one before it is computed with.
+constexpr bool kPassesOften = vectors_for(kTileRows) < kPanelVectors;
+constexpr int64_t kPassBytes = 4096;
+constexpr int64_t kPassGroups = 8;
 // From here on the copy of a widened stretch costs less than widening it for each row group.
 constexpr int64_t kWidenRows = 96;
 
@@ -90,8 +95,14 @@ void widen_stretch(const bf16* stretch, int64_t depth, float* wide) {
 template <class T>
 struct WideProducts {
   static constexpr int64_t kScratch = (kChunk + 1) * kPanelColumns;
+
   // Row groups share a stretch in cache; and a single row reads memory faster in stretches, too.
-  static constexpr bool kWholePanels = false;
+  static int64_t chunk(const LinearCall&, const RowGroups& groups) {
+    return in_passes(groups) ? kPassBytes / (kPanelColumns * (int64_t)sizeof(T)) : kChunk;
+  }
+  static bool in_passes(const RowGroups& groups) {
+    return kPassesOften && groups.count <= kPassGroups;
+  }
 
   template <class B>
   static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
@@ -111,6 +122,10 @@ struct WideProducts {
       widen_stretch(stored, stretch.depth, wide);
       walk(call, row, groups, stretch, rows_of((const float*)wide), sums);
     } else {
+      if (in_passes(groups)) {
+        const char* next = (const char*)(stored + stretch.depth * kPanelColumns);
+        for (int64_t i = 0; i < kPassBytes; i += 64) __builtin_prefetch(next + i, 0, 3);
+      }
       walk(call, row, groups, stretch, rows_of(stored), sums);
     }
   }
@@ -119,8 +134,11 @@ struct WideProducts {
 // Products in bfloat16 of weights and x in it.
 struct NarrowProducts {
   static constexpr int64_t kScratch = 0;
+
   // A single group reads the panel once from end to end.
-  static constexpr bool kWholePanels = true;
+  static int64_t chunk(const LinearCall& call, const RowGroups& groups) {
+    return groups.count == 1 ? call.in_features : kChunk;
+  }
 
   static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
                   const Stretch& stretch, float*, float* sums) {
@@ -140,7 +158,7 @@ void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t pane
   float* wide = held.take(Products::kScratch + rows * kPanelColumns);
   float* sums = wide + Products::kScratch;
   const RowGroups groups(rows);
-  const int64_t chunk = groups.count == 1 && Products::kWholePanels ? call.in_features : kChunk;
+  const int64_t chunk = Products::chunk(call, groups);
   for (int64_t k = 0; k < call.in_features; k += chunk) {
     const int64_t depth = call.in_features - k < chunk ? call.in_features - k : chunk;
     Products::add(call, row, groups, Stretch{panel, k, depth}, wide, sums);

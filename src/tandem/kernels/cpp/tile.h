@@ -11,10 +11,11 @@ constexpr int kTileRows = 6;
 constexpr int kPanelColumns = 64;
 constexpr int kPanelVectors = kPanelColumns / kLanes;
 
-// Accumulators, one row of b and one broadcast must fit the register file.
+// Accumulators, one broadcast and the two registers that a load of b gives must fit the register
+// file.
 constexpr int vectors_for(int rows) {
   int vectors = kPanelVectors;
-  while (vectors > 2 && rows * vectors + vectors + 1 > kRegisters) vectors /= 2;
+  while (vectors > 2 && rows * vectors + 3 > kRegisters) vectors /= 2;
   return vectors;
 }
 
