@@ -3,6 +3,7 @@
 // merged in order. So neither tiles, nor chunks of a prompt, nor threads, nor blocks change a bit;
 // nor whether what a query sees lies in a row, or is its path through a tree.
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <vector>
 
@@ -99,10 +100,13 @@ inline float scale_of(const void* codes) {
   return load_raw<float>((const int8_t*)codes - kRowHeader<int8_t>);
 }
 
-// Where the keys and values of a segment lie; keys [from, to) of it are seen by the piece.
+// Where the keys and values of a segment lie; keys [from, to) of it are seen by the piece. The spans
+// are the same memory: all keys, then all values.
 struct Segment {
   int64_t index, from, to;
   const void *k_rows[kSegment], *v_rows[kSegment];
+  Span spans[2 * kSegment];
+  int64_t span_count;
 };
 
 // What one thread holds while it works on a piece.
@@ -157,24 +161,33 @@ void find_rows(const AttentionCall& call, const Piece& piece, int64_t index, Seg
   const int64_t to = std::min(piece.end - start, kSegment);
   const int32_t* table = call.table + piece.sequence * call.table_stride;
   const T* pool = (const T*)call.kv + piece.kv_head * call.head_stride;
-  const auto put = [&](int64_t j, int64_t block, int64_t offset) {
-    const T* row = pool + table[block] * call.block_stride + offset * call.slot_stride + kRowHeader<T>;
-    segment->k_rows[j] = row;
-    segment->v_rows[j] = row + call.side_stride;
+  Span* span = segment->spans;
+  const auto put = [&](int64_t j, int64_t count, int64_t block, int64_t offset) {
+    const T* row = pool + table[block] * call.block_stride + offset * call.slot_stride;
+    *span++ = {(const char*)row, (const char*)(row + count * call.slot_stride)};
+    row += kRowHeader<T>;
+    for (int64_t i = j; i < j + count; ++i, row += call.slot_stride) {
+      segment->k_rows[i] = row;
+      segment->v_rows[i] = row + call.side_stride;
+    }
   };
   const int64_t in_row = piece.tree ? std::clamp(piece.tree->known - start, from, to) : to;
-  int64_t block = (start + from) / call.block_size, offset = (start + from) % call.block_size;
-  for (int64_t j = from; j < in_row; ++j) {
-    put(j, block, offset);
-    if (++offset == call.block_size) offset = 0, ++block;
+  for (int64_t j = from; j < in_row;) {
+    const int64_t offset = (start + j) % call.block_size;
+    const int64_t count = std::min(call.block_size - offset, in_row - j);
+    put(j, count, (start + j) / call.block_size, offset);
+    j += count;
   }
   for (int64_t j = in_row; j < to; ++j) {
     const int64_t place = piece.tree->places[piece.first_query][start + j - piece.tree->known];
-    put(j, place / call.block_size, place % call.block_size);
+    put(j, 1, place / call.block_size, place % call.block_size);
   }
+  const int64_t side_bytes = call.side_stride * (int64_t)sizeof(T), keys = span - segment->spans;
+  for (int64_t i = 0; i < keys; ++i, ++span)
+    *span = {segment->spans[i].begin + side_bytes, segment->spans[i].end + side_bytes};
   for (int64_t j = 0; j < from; ++j) segment->k_rows[j] = segment->k_rows[from];
   for (int64_t j = to; j < kSegment; ++j) segment->k_rows[j] = segment->k_rows[to - 1];
-  segment->index = index, segment->from = from, segment->to = to;
+  segment->index = index, segment->from = from, segment->to = to, segment->span_count = 2 * keys;
 }
 
 // Keys [from, to) become columns: k is [run][D][kLanes], its first run the keys from `first` on.
@@ -204,14 +217,6 @@ void widen_values(const AttentionCall& call, const Segment& segment, float* v) {
     for (int64_t d = 0; d < whole; d += kLanes) store(target + d, load(row + d));
     for (int64_t d = whole; d < dim; ++d) target[d] = d < call.head_dim ? widen(row[d]) : 0.0f;
   }
-}
-
-// Spreads the lines of some rows over the steps of a tile.
-template <class T>
-ReadAhead read_ahead(const AttentionCall& call, const void* const* rows, int64_t count,
-                     int64_t steps) {
-  const int64_t lines = (call.head_dim * (int64_t)sizeof(T) + 63) / 64;
-  return {rows, count, lines, (count * lines + steps - 1) / steps, 0};
 }
 
 struct Softmax {
@@ -283,7 +288,7 @@ struct GroupView {
 // Scores of one group against one panel of 64 transposed keys.
 template <class Ahead>
 void score_panel(const AttentionCall& call, const GroupView& view, int64_t panel,
-                 const float* q, const float* k, float* scores, Ahead ahead) {
+                 const float* q, const float* k, float* scores, Ahead& ahead) {
   const int64_t dim = call.padded_dim();
   tile(view.rows, scores + panel * kPanelColumns, kSegment, q + view.row * dim, dim,
        LaneRuns{k, dim * kLanes},
@@ -304,7 +309,7 @@ void scale_weights(const GroupView& view, const Segment& segment, float* scores)
 // Scores to weights, weighted values, then merge or set aside.
 template <class T, class B, class Ahead>
 void finish_group(const AttentionCall& call, const Piece& piece, const GroupView& view,
-                  const Segment& segment, float* scores, B values, Workspace* space, Ahead ahead) {
+                  const Segment& segment, float* scores, B values, Workspace* space, Ahead& ahead) {
   const int64_t dim = call.padded_dim();
   Softmax found[kTileRows] = {};
   if (view.from < view.to) {
@@ -329,36 +334,42 @@ void finish_group(const AttentionCall& call, const Piece& piece, const GroupView
   }
 }
 
+// The lines of a segment, spread over the steps that all tiles of another take in attend_direct.
+template <class T>
+ReadAhead read_ahead(const AttentionCall& call, const RowGroups& groups, const Segment* next) {
+  if (!next) return {nullptr, nullptr, 0};
+  int64_t steps = 0;
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const int64_t columns = vectors_for(groups.size(g)) * kLanes;
+    const int64_t passes = (kPanelColumns + columns - 1) / columns * kPanels * call.head_dim;
+    steps += passes + kSegment * ((call.head_dim + columns - 1) / columns);
+  }
+  const int64_t lines = 2 * (next->to - next->from) * call.slot_stride * (int64_t)sizeof(T) / 64;
+  steps /= ReadAhead::kStride;
+  return {next->spans, next->spans + next->span_count, (lines + steps - 1) / steps};
+}
+
 // Few rows: keys go panel by panel, values come straight from the pool, and the tiles' arithmetic
-// covers the latency of what is read next (this segment's values, then the next one's keys).
+// covers the latency of what is read next.
 template <class T>
 void attend_direct(const AttentionCall& call, const PieceRows& of, const Segment& segment,
                    const Segment* next, Workspace* space) {
+  ReadAhead ahead = read_ahead<T>(call, of.groups, next);
   for (int64_t panel = segment.from / kPanelColumns; panel * kPanelColumns < segment.to; ++panel) {
     const int64_t from = std::max(segment.from, panel * kPanelColumns);
     const int64_t to = std::min(segment.to, (panel + 1) * kPanelColumns);
     transpose_keys<T>(call, segment, panel * kPanelColumns, from, to, space->k);
     for (int64_t g = 0; g < of.groups.count; ++g) {
       const GroupView view(call, of, g, segment.index);
-      if (!view.sees_panel(panel)) continue;
-      float* scores = space->scores + g * kTileRows * kSegment;
-      if (g == 0)
-        score_panel(call, view, panel, space->q, space->k, scores,
-                    read_ahead<T>(call, segment.v_rows + from, to - from, call.head_dim));
-      else
-        score_panel(call, view, panel, space->q, space->k, scores, NoReadAhead{});
+      if (view.sees_panel(panel))
+        score_panel(call, view, panel, space->q, space->k, space->scores + g * kTileRows * kSegment,
+                    ahead);
     }
   }
-  const int64_t steps = kSegment * std::max<int64_t>(1, call.head_dim / kPanelColumns);
   for (int64_t g = 0; g < of.groups.count; ++g) {
     const GroupView view(call, of, g, segment.index);
-    float* scores = space->scores + g * kTileRows * kSegment;
-    const ScatteredRows<T> values{(const T* const*)segment.v_rows + view.from, 0};
-    if (g == 0 && next)
-      finish_group<T>(call, of.whole, view, segment, scores, values, space,
-                      read_ahead<T>(call, next->k_rows + next->from, next->to - next->from, steps));
-    else
-      finish_group<T>(call, of.whole, view, segment, scores, values, space, NoReadAhead{});
+    finish_group<T>(call, of.whole, view, segment, space->scores + g * kTileRows * kSegment,
+                    ScatteredRows<T>{(const T* const*)segment.v_rows + view.from, 0}, space, ahead);
   }
 }
 
@@ -367,6 +378,7 @@ template <class T>
 void attend_widened(const AttentionCall& call, const PieceRows& of, const Segment& segment,
                     Workspace* space) {
   const int64_t dim = call.padded_dim();
+  NoReadAhead nothing;
   transpose_keys<T>(call, segment, 0, segment.from, segment.to, space->k);
   widen_values<T>(call, segment, space->v);
   for (int64_t g = 0; g < of.groups.count; ++g) {
@@ -374,9 +386,9 @@ void attend_widened(const AttentionCall& call, const PieceRows& of, const Segmen
     for (int64_t panel = 0; panel < kPanels; ++panel)
       if (view.sees_panel(panel))
         score_panel(call, view, panel, space->q, space->k + panel * kPanelColumns * dim,
-                    space->scores, NoReadAhead{});
+                    space->scores, nothing);
     finish_group<T>(call, of.whole, view, segment, space->scores,
-                    StridedRows<float>{space->v + view.from * dim, dim}, space, NoReadAhead{});
+                    StridedRows<float>{space->v + view.from * dim, dim}, space, nothing);
   }
 }
 
@@ -391,16 +403,29 @@ void write_rows(const AttentionCall& call, const Piece& piece, const Merged& mer
   }
 }
 
+// What a thread works on after a piece, to be read while it works on that.
+template <class T>
+const Segment* find_following(const AttentionCall& call, const Piece* following, Segment* segment) {
+  if (!following) return nullptr;
+  find_rows<T>(call, following->tree ? following->one_of(0) : *following, following->segment,
+               segment);
+  return segment;
+}
+
 // Segments [first, last) of some rows.
 template <class T>
 void attend_segments(const AttentionCall& call, const PieceRows& of, int64_t first, int64_t last,
-                     Workspace* space) {
+                     const Piece* following, Workspace* space) {
   const bool direct = of.groups.count <= kDirectGroups && call.head_dim % kLanes == 0;
   if (first < last) find_rows<T>(call, of.piece, first, &space->segments[0]);
   for (int64_t i = 0; i < last - first; ++i) {
     const Segment& segment = space->segments[i % 2];
-    Segment* next = first + i + 1 < last ? &space->segments[(i + 1) % 2] : nullptr;
-    if (next) find_rows<T>(call, of.piece, first + i + 1, next);
+    Segment* other = &space->segments[(i + 1) % 2];
+    const Segment* next = other;
+    if (first + i + 1 < last)
+      find_rows<T>(call, of.piece, first + i + 1, other);
+    else
+      next = direct ? find_following<T>(call, following, other) : nullptr;
     if (direct)
       attend_direct<T>(call, of, segment, next, space);
     else
@@ -417,7 +442,7 @@ void attend_branches(const AttentionCall& call, const Piece& piece, int64_t firs
     const PieceRows rows{piece, one, RowGroups(call.group()), query * call.group()};
     const int64_t low = call.low_key(one.position) / kSegment;
     const int64_t last = std::min(one.position / kSegment + 1, piece.segment + piece.segments);
-    attend_segments<T>(call, rows, std::max(first, low), last, space);
+    attend_segments<T>(call, rows, std::max(first, low), last, nullptr, space);
   }
 }
 
@@ -429,13 +454,13 @@ void clear_partial(const AttentionCall& call, const Piece& piece) {
 }
 
 template <class T>
-void attend(const AttentionCall& call, const Piece& piece) {
+void attend(const AttentionCall& call, const Piece& piece, const Piece* following) {
   const PieceRows rows{piece, piece, RowGroups(rows_of(call, piece)), 0};
   Workspace* space = prepare(call, rows.groups.rows);
   gather_queries(call, piece, space);
   const int64_t branched = piece.first_branched();
   if (piece.tree && piece.partial) clear_partial(call, piece);
-  attend_segments<T>(call, rows, piece.segment, branched, space);
+  attend_segments<T>(call, rows, piece.segment, branched, piece.tree ? nullptr : following, space);
   if (piece.tree) attend_branches<T>(call, piece, branched, space);
   if (!piece.partial) write_rows(call, piece, space->merged);
 }
@@ -521,10 +546,15 @@ void run(const AttentionCall& call) {
   if (call.threads > 1 && (int64_t)pieces.size() < 4 * call.threads) parts = split(call, pieces);
   const bool separate = !parts.empty();
   const std::vector<Piece>& work = separate ? parts : pieces;
+  std::atomic<size_t> taken{0};
 #pragma omp parallel num_threads(call.threads)
   {
-#pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < work.size(); ++i) attend<T>(call, work[i]);
+    // Each takes the piece after the next in time to read ahead for it.
+    for (size_t i = taken++, next; i < work.size(); i = next) {
+      next = taken++;
+      attend<T>(call, work[i], next < work.size() ? &work[next] : nullptr);
+    }
+#pragma omp barrier
     if (separate) {
 #pragma omp for schedule(dynamic)
       for (size_t i = 0; i < pieces.size(); ++i) merge_partials(call, pieces[i]);

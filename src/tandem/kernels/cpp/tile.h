@@ -81,19 +81,35 @@ struct TileShape {
   bool fresh;
 };
 
-// Issues prefetches while a tile computes: `rows` of `lines` cache lines, a few at each step of k.
-struct ReadAhead {
-  const void* const* rows = nullptr;
-  int64_t count = 0, lines = 0, step_lines = 0, line = 0;
+// Memory that is needed soon.
+struct Span {
+  const char *begin, *end;
+};
+
+// Issues prefetches of some spans while a tile computes, a few cache lines each kStride steps of k:
+// asked at every step, they would cost as much as its products.
+class ReadAhead {
+ public:
+  static constexpr int kStride = 8;
+
+  ReadAhead(const Span* first, const Span* last, int64_t step_lines)
+      : span_(first), last_(last), at_(first == last ? nullptr : first->begin), lines_(step_lines) {}
 
   inline void step() {
-    for (int64_t i = 0; i < step_lines && count > 0; ++i) {
-      __builtin_prefetch((const char*)*rows + line * 64, 0, 2);
-      if (++line == lines) line = 0, ++rows, --count;
+    for (int64_t i = 0; i < lines_; ++i) {
+      if (span_ == last_) return;
+      __builtin_prefetch(at_, 0, 3);
+      if ((at_ += 64) >= span_->end && ++span_ != last_) at_ = span_->begin;
     }
   }
+
+ private:
+  const Span *span_, *last_;
+  const char* at_;
+  int64_t lines_;
 };
 struct NoReadAhead {
+  static constexpr int kStride = 1;
   inline void step() {}
 };
 
@@ -119,10 +135,15 @@ inline __attribute__((always_inline)) void walk(float* c, ptrdiff_t c_stride, co
     for (int v = 0; v < Vectors; ++v)
       acc[r][v] = shape.fresh ? Floats{} : load(c + r * c_stride + v * kLanes);
   int64_t k = 0;
-  for (; k + B::kStep <= shape.depth; k += B::kStep) {
+  constexpr int64_t stride = Ahead::kStride > B::kStep ? Ahead::kStride : B::kStep;
+  for (; k + stride <= shape.depth; k += stride) {
     ahead.step();
-    for (int part = 0; part < B::kStep; ++part) add_products(acc, a, a_stride, b, k + part, part);
+    for (int64_t i = 0; i < stride; i += B::kStep)
+      for (int part = 0; part < B::kStep; ++part)
+        add_products(acc, a, a_stride, b, k + i + part, part);
   }
+  for (; k + B::kStep <= shape.depth; k += B::kStep)
+    for (int part = 0; part < B::kStep; ++part) add_products(acc, a, a_stride, b, k + part, part);
   for (; k < shape.depth; ++k) add_products(acc, a, a_stride, b, k, 0);
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < Vectors; ++v) store(c + r * c_stride + v * kLanes, acc[r][v]);
@@ -133,7 +154,7 @@ inline __attribute__((always_inline)) void walk(float* c, ptrdiff_t c_stride, co
 template <int Rows, class B, class Ahead>
 inline __attribute__((noinline)) void tile_rows(float* c, ptrdiff_t c_stride, const float* a,
                                                 ptrdiff_t a_stride, B b, TileShape shape,
-                                                Ahead ahead) {
+                                                Ahead& ahead) {
   constexpr int vectors = vectors_for(Rows);
   int64_t column = 0;
   for (; column + vectors * kLanes <= shape.columns; column += vectors * kLanes)
@@ -142,9 +163,9 @@ inline __attribute__((noinline)) void tile_rows(float* c, ptrdiff_t c_stride, co
     walk<Rows, 1>(c + column, c_stride, a, a_stride, b.shifted(column), shape, ahead);
 }
 
-template <class B, class Ahead = NoReadAhead>
+template <class B, class Ahead>
 inline void tile(int rows, float* c, ptrdiff_t c_stride, const float* a, ptrdiff_t a_stride, B b,
-                 TileShape shape, Ahead ahead = Ahead{}) {
+                 TileShape shape, Ahead& ahead) {
   switch (rows) {
     case 1: return tile_rows<1>(c, c_stride, a, a_stride, b, shape, ahead);
     case 2: return tile_rows<2>(c, c_stride, a, a_stride, b, shape, ahead);
@@ -153,6 +174,13 @@ inline void tile(int rows, float* c, ptrdiff_t c_stride, const float* a, ptrdiff
     case 5: return tile_rows<5>(c, c_stride, a, a_stride, b, shape, ahead);
     default: return tile_rows<6>(c, c_stride, a, a_stride, b, shape, ahead);
   }
+}
+
+template <class B>
+inline void tile(int rows, float* c, ptrdiff_t c_stride, const float* a, ptrdiff_t a_stride, B b,
+                 TileShape shape) {
+  NoReadAhead nothing;
+  tile(rows, c, c_stride, a, a_stride, b, shape, nothing);
 }
 
 // Sharing work with another thread costs one or two microseconds: as much as so many multiply-adds.
