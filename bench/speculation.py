@@ -3,15 +3,15 @@ the same run, by kind of answer; and what checking drafts costs a model of half 
 parameters.
 
 Usage: python bench/speculation.py [--rounds 5] [--tasks 8] [--only mini|cost] [--sequences 1,16]
-       [--tokens 4] [--branches 1] [--always]
+       [--tokens 4] [--branches 1] [--always] [--quantization int8]
 """
 
 import argparse
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 
 import numpy as np
@@ -54,10 +54,12 @@ WAYS_TO_DRAFT = {
 
 @dataclass
 class Measured:
-    """One way to serve: answers and decode seconds of all its runs."""
+    """One way to serve: answers and decode seconds of all its runs; and of decode steps, by how
+    many drafts they check, the seconds in the engine and those before it in the machine."""
 
     machine: WorkerMachine
     engine: Engine
+    spent: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
     def run(self, requests: Sequence[Request]) -> tuple[dict[str, list[int]], float]:
         """All answers, and the seconds from the last first token to the end, a token each."""
@@ -65,10 +67,16 @@ class Measured:
         events: deque[RequestsArrived | StepDone] = deque([RequestsArrived(tuple(requests))])
         begun_ns, before = 0, 0
         while events:
-            event = events.popleft()
-            for effect in self.machine.handle(event, time.monotonic_ns()):
+            event, before_s = events.popleft(), time.perf_counter()
+            effects = self.machine.handle(event, time.monotonic_ns())
+            handled_s = time.perf_counter()
+            for effect in effects:
                 if isinstance(effect, RunStep):
                     events.append(StepDone(self.engine.run(effect.plan)))
+                    drafts = int(effect.plan.draft_counts.sum())
+                    if effect.plan.batched_tokens == len(effect.plan.slots) + drafts:
+                        done_s = time.perf_counter()
+                        self.spent[drafts].append((done_s - handled_s, handled_s - before_s))
                 elif isinstance(effect, EmitTokens):
                     for request_id, token in zip(effect.request_ids, effect.tokens, strict=True):
                         answers[request_id].append(token)
@@ -77,6 +85,14 @@ class Measured:
                         before = sum(map(len, answers.values()))
         decoded = sum(map(len, answers.values())) - before
         return answers, (time.monotonic_ns() - begun_ns) / 1e9 / max(1, decoded)
+
+    def of_steps(self, drafts: int) -> str:
+        """Milliseconds of a step that checks so many."""
+        engine, machine = zip(*self.spent.get(drafts, [(0.0, 0.0)]), strict=True)
+        return (
+            f"{statistics.median(engine) * 1e3:.2f} ms in the engine and "
+            f"{statistics.median(machine) * 1e3:.2f} in the machine"
+        )
 
 
 def served(proposer: Proposers, wishes: argparse.Namespace) -> Measured:
@@ -185,7 +201,12 @@ def mini_table(sequences: int, wishes: argparse.Namespace, console: Console) -> 
             rate = 1 / statistics.median(plain)
             table.add_row(suite, f"{temperature:g}", f"{rate:,.0f}", *cells)
     console.print(table)
+    if sequences == 1:
+        console.print(f"a plain step: {ways['none'].of_steps(0)}")
     for name in proposers:
+        if sequences == 1:
+            most = max(ways[name].spent)
+            console.print(f"{name}, a step of {most} drafts: {ways[name].of_steps(most)}")
         drafting = ways[name].machine.drafting
         assert drafting is not None
         counts = drafting.totals
