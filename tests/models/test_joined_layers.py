@@ -23,6 +23,7 @@ FORMS: tuple[tuple[Arithmetic, Storage, KvDtype], ...] = (
     ("auto", "int8", "int8"),
     ("float32", "int8", "float16"),
     ("auto", "int4", "float32"),
+    ("float32", "float16", "float32"),
 )
 PROMPT, DECODES = 45, 30
 

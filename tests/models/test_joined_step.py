@@ -100,7 +100,7 @@ def test_a_share_of_a_model_has_no_step_of_its_own(checkpoints) -> None:
     assert stage.join_step(slots.columns, poisoned_store(decoder, 8)) is None
 
 
-def test_numbers_of_another_type_are_refused(checkpoints) -> None:
+def test_rows_that_cannot_be_run_are_refused(checkpoints) -> None:
     decoder = load(checkpoints("llama3"), native("float32"))
     slots = Slots(SlotShape(SLOTS, CONTEXT, BLOCK_SIZE), CPU)
     run = decoder.join_step(slots.columns, poisoned_store(decoder, 8))
@@ -108,6 +108,11 @@ def test_numbers_of_another_type_are_refused(checkpoints) -> None:
     one = numbers(1)
     with pytest.raises(KernelArgumentError, match="starts"):
         run(StepRows(one, np.zeros(1, np.int64), one, one))
+    with pytest.raises(KernelArgumentError, match="rows"):
+        run(StepRows(one, one, one, numbers(1, 1)))
+    # There is no place for what it draws.
+    with pytest.raises(KernelArgumentError, match=f"ends below {CONTEXT}"):
+        run(StepRows(one, numbers(CONTEXT - 1), one, one))
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
@@ -130,3 +135,22 @@ def test_heads_guess_the_same_in_one_call(checkpoints, storage: Storage) -> None
         assert [len(tree) for tree in found] == counts.tolist()
         said |= {token for tree in found for token in tree.tokens}
     assert len(said) > 3
+
+
+def test_heads_guess_by_all_parameters_of_a_draw(checkpoints) -> None:
+    """XTC leaves out the likeliest tokens, which one call knows nothing of."""
+    decoder = load(checkpoints("qwen3"), native("float32"))
+    slots, heads = filled_slots(), medusa_heads(decoder, 4)
+    states = torch.randn(
+        1, decoder.spec.hidden_features, generator=torch.Generator().manual_seed(3)
+    )
+    asked = Continuations(numbers(0), numbers(40), numbers(4), (1,), states, (0,))
+    before = MedusaProposer(decoder, slots, heads).propose(asked)
+    excluding = SamplingParameters(temperature=1.0, xtc_threshold=1e-4, xtc_probability=1.0)
+    tokens = np.array(tokens_of(0, CONTEXT - 10), np.uint32)
+    slots._place(Placement(0, "0", tokens, len(tokens), excluding))
+    found = MedusaProposer(decoder, slots, heads).propose(asked)
+    kernels = replace(decoder.kernels, join_draft_heads=None)
+    other = Decoder(decoder.spec, decoder.weights, kernels)
+    assert found == MedusaProposer(other, slots, heads).propose(asked)
+    assert found != before

@@ -204,7 +204,7 @@ class Engine:
             return self._drawn(
                 plan, draws, hidden_RC, LaunchedStep(plan.step_id, plan.samples, tokens_R)
             )
-        return self._launch_apart(plan, draws)
+        return self._launch_by_operation(plan, draws)
 
     def _is_plain(self, plan: StepPlan) -> bool:
         """Whether all of its rows draw by the parameters that every draw needs, and no drafts are
@@ -215,7 +215,7 @@ class Engine:
             and self.slots.plain[plan.slots].all()
         )
 
-    def _launch_apart(self, plan: StepPlan, draws: Draws) -> LaunchedStep:
+    def _launch_by_operation(self, plan: StepPlan, draws: Draws) -> LaunchedStep:
         """Any plan, operation by operation."""
         hidden_WC = self._forward(token_batch(plan, self.slots, self._adapters))
         if not self.draws:

@@ -18,7 +18,7 @@ from tandem.kernels.native import Integer, NativeFunction, NativeLibrary, Pointe
 from tandem.kernels.packed import PackedLinear
 from tandem.kernels.prompt_lookup import NgramSizes
 from tandem.kernels.steps import IntArray, SlotArguments, SlotColumns, array_address
-from tandem.kernels.weight_arguments import WeightArguments, WeightForms
+from tandem.kernels.weight_arguments import NarrowProducts, WeightArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class _LookUp(ctypes.Structure):
 
 
 class NativeJoinDraftHeads:
-    def __init__(self, library: NativeLibrary, weights: WeightForms) -> None:
+    def __init__(self, library: NativeLibrary, narrow: NarrowProducts) -> None:
         for name, structure in (("heads", _Heads), ("heads_look_up", _LookUp)):
             assert library.number(f"tandem_{name}_bytes") == ctypes.sizeof(structure)
-        self._weights = weights
+        self._narrow = narrow
         self._run = library.function(
             "tandem_guess_ahead",
             *(Pointer, Pointer, Pointer, Pointer, Pointer, Integer, Integer),
@@ -95,8 +95,8 @@ class NativeJoinDraftHeads:
             address_of_floats("final_norm", heads.final_norm),
             heads.norm.eps,
             heads.norm.offset,
-            self._weights.arguments(heads.layers),
-            self._weights.arguments(heads.head),
+            self._narrow.arguments(heads.layers),
+            self._narrow.arguments(heads.head),
         )
         looks = _LookUp(look_up.sure, look_up.sizes.least, look_up.sizes.most)
         return NativeGuessAhead(self._run, heads, arguments, looks, slots)

@@ -64,7 +64,7 @@ from tandem.kernels.sampling import (
     ScoreTokens,
 )
 from tandem.kernels.steps import JoinStep, NativeJoinStep
-from tandem.kernels.weight_arguments import WeightForms
+from tandem.kernels.weight_arguments import NarrowProducts
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def reference_kernels() -> Kernels:
 def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
     """`narrow` as `NativeLinear` takes it."""
     norm = NativeNorm(library)
-    weights = WeightForms(
+    products = NarrowProducts(
         bf16=narrow and has_bf16_products(library), coded=narrow and has_int8_products(library)
     )
     return Kernels(
@@ -155,9 +155,9 @@ def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
         pack_low_rank=NativePackLowRank(),
         join_low_rank=native_join_low_rank,
         add_low_rank=NativeAddLowRank(library),
-        join_layers=NativeJoinLayers(library, weights),
-        join_step=NativeJoinStep(library, weights),
-        join_draft_heads=NativeJoinDraftHeads(library, weights),
+        join_layers=NativeJoinLayers(library, products),
+        join_step=NativeJoinStep(library, products),
+        join_draft_heads=NativeJoinDraftHeads(library, products),
     )
 
 

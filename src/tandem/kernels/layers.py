@@ -27,7 +27,7 @@ from tandem.kernels.native import (
 )
 from tandem.kernels.packed import PackedLinear
 from tandem.kernels.rotary import RotaryTable, TokenPlaces
-from tandem.kernels.weight_arguments import WeightArguments, WeightForms
+from tandem.kernels.weight_arguments import NarrowProducts, WeightArguments
 
 
 class LayerParameters(Protocol):
@@ -109,7 +109,8 @@ class PoolArguments(ctypes.Structure):
     """KV of all layers, as layers.h has it."""
 
     _fields_ = (
-        ("layers", Pointer),
+        # Keeps the addresses that it is given.
+        ("layers", ctypes.POINTER(Pointer)),
         ("dtype", Integer),
         ("strides", Integer * 4),
         ("block_size", Integer),
@@ -138,12 +139,12 @@ class StepArguments(ctypes.Structure):
 
 
 class NativeJoinLayers:
-    """float32 activations, with weights as `weights` says."""
+    """float32 activations, and products as `narrow` says."""
 
-    def __init__(self, library: NativeLibrary, weights: WeightForms) -> None:
+    def __init__(self, library: NativeLibrary, narrow: NarrowProducts) -> None:
         for name, structure in (("layer", _Layer), ("model", _Model), ("step", StepArguments)):
             assert library.number(f"tandem_{name}_bytes") == ctypes.sizeof(structure)
-        self._weight = weights.arguments
+        self._weight = narrow.arguments
         self._run = library.function("tandem_layers", *(Pointer,) * 2, Integer, *(Pointer,) * 6)
 
     def __call__(
@@ -212,9 +213,7 @@ class NativeLayers:
     def __call__(self, residual_TC: Tensor, step: LayerStep) -> Tensor:
         hidden, tokens, wanted = self._spec.hidden_features, residual_TC.shape[0], step.wanted
         require_whole("residual_TC", residual_TC, torch.float32)
-        # Names keep what C++ is given the addresses of.
-        addresses, pool = self.pool(step.kv)
-        arguments = self._step_arguments(step, tokens, pool)
+        arguments = self._step_arguments(step, tokens)
         if wanted is not None:
             require_whole("wanted", wanted, torch.int64)
         out_WC = torch.empty(tokens if wanted is None else len(wanted), hidden)
@@ -232,11 +231,10 @@ class NativeLayers:
             wide_RF.data_ptr(),
             out_WC.data_ptr(),
         )
-        del addresses
         return out_WC
 
-    def pool(self, kv: Sequence[Tensor]) -> tuple["ctypes.Array[ctypes.c_void_p]", PoolArguments]:
-        """The addresses of all layers, to be kept as long as the pool's description is used."""
+    def pool(self, kv: Sequence[Tensor]) -> PoolArguments:
+        """Where these layers lie. Raises `KernelArgumentError` for those of another model."""
         attention, first = self._spec.attention, kv[0]
         elements = row_elements(first.dtype, attention.head_dim)
         shape = tuple(first.shape)
@@ -250,16 +248,14 @@ class NativeLayers:
                 raise KernelArgumentError("kv", each.dtype, "layers of one form")
         if len(kv) != len(self.layers):
             raise KernelArgumentError("kv", len(kv), f"{len(self.layers)} layers")
-        addresses = (Pointer * len(kv))(*(each.data_ptr() for each in kv))
-        pool = PoolArguments(
-            ctypes.addressof(addresses),
+        return PoolArguments(
+            (Pointer * len(kv))(*(each.data_ptr() for each in kv)),
             DTYPE_CODES[first.dtype],
             (Integer * 4)(*first.stride()[:4]),
             shape[3],
         )
-        return addresses, pool
 
-    def _step_arguments(self, step: LayerStep, tokens: int, pool: PoolArguments) -> StepArguments:
+    def _step_arguments(self, step: LayerStep, tokens: int) -> StepArguments:
         places, attention = step.places, step.attention
         if places.positions.shape[0] != tokens or places.slots.shape[0] != tokens:
             found = (places.positions.shape[0], places.slots.shape[0])
@@ -276,7 +272,7 @@ class NativeLayers:
             address(attention.parents),
             address(step.wanted),
             -1 if step.wanted is None else len(step.wanted),
-            pool,
+            self.pool(step.kv),
             self.tile_tokens,
             torch.get_num_threads(),
         )

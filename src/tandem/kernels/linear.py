@@ -32,7 +32,7 @@ from tandem.kernels.packed import (
     check_linear,
     check_pack,
 )
-from tandem.kernels.weight_arguments import WeightForms
+from tandem.kernels.weight_arguments import NarrowProducts
 
 PANELS_AT_ONCE = 16
 
@@ -145,7 +145,7 @@ class NativeEmbed:
 
     def __call__(self, ids_T: Tensor, packed: PackedLinear) -> Tensor:
         require_whole("ids_T", ids_T, torch.int64)
-        weight = WeightForms(bf16=False, coded=False).arguments(packed)
+        weight = NarrowProducts(bf16=False, coded=False).arguments(packed)
         rows_TC = torch.empty(len(ids_T), packed.in_features)
         self._run(ids_T.data_ptr(), len(ids_T), ctypes.addressof(weight), rows_TC.data_ptr())
         return rows_TC

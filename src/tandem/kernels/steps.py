@@ -30,7 +30,7 @@ from tandem.kernels.native import (
 )
 from tandem.kernels.packed import PackedLinear
 from tandem.kernels.rotary import RotaryTable
-from tandem.kernels.weight_arguments import WeightArguments, WeightForms
+from tandem.kernels.weight_arguments import NarrowProducts, WeightArguments
 
 IntArray = NDArray[np.int32]
 
@@ -133,11 +133,11 @@ class _Ends(ctypes.Structure):
 
 
 class NativeJoinStep:
-    def __init__(self, library: NativeLibrary, weights: WeightForms) -> None:
+    def __init__(self, library: NativeLibrary, narrow: NarrowProducts) -> None:
         for name, structure in (("slots", SlotArguments), ("ends", _Ends)):
             assert library.number(f"tandem_{name}_bytes") == ctypes.sizeof(structure)
-        self._weights = weights
-        self._join_layers = NativeJoinLayers(library, weights)
+        self._narrow = narrow
+        self._join_layers = NativeJoinLayers(library, narrow)
         self._run = library.function(
             "tandem_step",
             *(Pointer, Pointer, Integer, Pointer, Pointer, Pointer, Integer),
@@ -160,7 +160,7 @@ class NativeJoinStep:
             0 if embedding is None else DTYPE_CODES[embedding.dtype],
             spec.embedding_scale,
             address_of_floats("final_norm", model.final_norm),
-            self._weights.arguments(model.head),
+            self._narrow.arguments(model.head),
         )
         layers = self._join_layers(spec, model.layers, model.table)
         return NativeStep(self._run, model, layers, ends, slots, kv)
@@ -179,9 +179,9 @@ class NativeStep:
         kv: Sequence[Tensor],
     ) -> None:
         self._run, self._spec = run, model.spec
-        arguments, (addresses, pool) = SlotArguments.of(slots), layers.pool(kv)
-        self._held = model, layers, ends, slots, kv, arguments, addresses, pool
-        self._wide = layers.wide_features
+        arguments, pool = SlotArguments.of(slots), layers.pool(kv)
+        self._held = model, layers, ends, slots, kv, arguments, pool
+        self._wide, self._context_tokens = layers.wide_features, slots.tokens.shape[1]
         self._parts = (
             ctypes.addressof(layers.model),
             ctypes.addressof(layers.layers),
@@ -193,8 +193,13 @@ class NativeStep:
         )
 
     def __call__(self, rows: StepRows) -> tuple[Tensor, Tensor]:
-        counts = rows.counts.tolist(), rows.draws.tolist()
-        tokens, draws = sum(counts[0]), sum(counts[1])
+        lengths = {len(rows.slots), len(rows.starts), len(rows.counts), len(rows.draws)}
+        if len(lengths) > 1:
+            raise KernelArgumentError("rows", sorted(lengths), "as many of each number")
+        # What is drawn is written behind the last of them.
+        if (end := int((rows.starts + rows.counts).max(initial=0))) >= self._context_tokens:
+            raise KernelArgumentError("starts", end, f"ends below {self._context_tokens}")
+        tokens, draws = sum(rows.counts.tolist()), sum(rows.draws.tolist())
         hidden = self._spec.hidden_features
         # One piece for all that is not returned, but for logits: these are long.
         work = torch.empty(tokens * (3 * hidden + self._wide))

@@ -31,8 +31,9 @@ class WeightArguments(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightForms:
-    """Which weights are multiplied with in what they are stored in: in `bf16`, and `coded` ones."""
+class NarrowProducts:
+    """Which weights are multiplied in the precision that they are stored in: those in `bf16`, and
+    those that are `coded`."""
 
     bf16: bool
     coded: bool

@@ -406,9 +406,9 @@ void write_rows(const AttentionCall& call, const Piece& piece, const Merged& mer
 // What a thread works on after a piece, to be read while it works on that.
 template <class T>
 const Segment* find_following(const AttentionCall& call, const Piece* following, Segment* segment) {
-  if (!following) return nullptr;
-  find_rows<T>(call, following->tree ? following->one_of(0) : *following, following->segment,
-               segment);
+  // Of a tree not every query sees a segment.
+  if (!following || following->tree) return nullptr;
+  find_rows<T>(call, *following, following->segment, segment);
   return segment;
 }
 

@@ -1,13 +1,11 @@
 // Rows of a weight as floats: of the table that embeds tokens, or of panels where the head does. An
 // element of a row lies in a cache line of its own there, so that waiting for memory is all the work.
-#include "vectors.h"
+#include "tile.h"
 #include "weight.h"
 
 using namespace tandem;
 
 namespace {
-
-constexpr int64_t kPanelColumns = 64;
 
 // Element k of a column, `step` elements after the one before.
 template <class T>
