@@ -86,10 +86,28 @@ def test_one_call_has_the_bits_of_many(
     run = decoder.join_step(one.columns, stores[0])
     assert run is not None
     for step in STEPS:
-        found, wanted = run(StepRows(*step)), apart(decoder, many, stores[1], step)
+        found, wanted = run.draw(StepRows(*step)), apart(decoder, many, stores[1], step)
         assert torch.equal(found[0], wanted[0])
         assert torch.equal(found[1], wanted[1])
         assert torch.equal(one.tokens, many.tokens)
+        assert torch.equal(*(store.pool_BL2KSD.view(torch.uint8) for store in stores))
+
+
+def test_one_call_ends_with_the_logits_that_it_would_draw_from(checkpoints) -> None:
+    """And draws nothing then."""
+    decoder = load(checkpoints("qwen3"), native("float32"))
+    one, many = filled_slots(), filled_slots()
+    stores = [poisoned_store(decoder, BLOCKS) for _ in range(2)]
+    run = decoder.join_step(one.columns, stores[0])
+    assert run is not None
+    for step in STEPS:
+        before = one.tokens.clone()
+        hidden_RC, logits_RV = run.logits(StepRows(*step))
+        assert torch.equal(one.tokens, before)
+        wanted_RC, _ = apart(decoder, many, stores[1], step)
+        assert torch.equal(hidden_RC, wanted_RC)
+        assert torch.equal(logits_RV, decoder.logits(wanted_RC))
+        one.tokens.copy_(many.tokens)
         assert torch.equal(*(store.pool_BL2KSD.view(torch.uint8) for store in stores))
 
 
@@ -107,12 +125,12 @@ def test_rows_that_cannot_be_run_are_refused(checkpoints) -> None:
     assert run is not None
     one = numbers(1)
     with pytest.raises(KernelArgumentError, match="starts"):
-        run(StepRows(one, np.zeros(1, np.int64), one, one))
+        run.draw(StepRows(one, np.zeros(1, np.int64), one, one))
     with pytest.raises(KernelArgumentError, match="rows"):
-        run(StepRows(one, one, one, numbers(1, 1)))
+        run.draw(StepRows(one, one, one, numbers(1, 1)))
     # There is no place for what it draws.
     with pytest.raises(KernelArgumentError, match=f"ends below {CONTEXT}"):
-        run(StepRows(one, numbers(CONTEXT - 1), one, one))
+        run.draw(StepRows(one, numbers(CONTEXT - 1), one, one))
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])

@@ -22,7 +22,7 @@ from tandem.facts.steps import BoolArray, StepPlan, StepResult
 from tandem.kernels.attention import AttentionBatch
 from tandem.kernels.collectives.contract import ALONE, Collectives
 from tandem.kernels.sampling import NO_TOKEN
-from tandem.kernels.steps import StepRows
+from tandem.kernels.steps import JoinedStep, StepRows
 from tandem.kv.store import KvStore
 from tandem.models.decoder import Decoder, TokenBatch
 
@@ -160,7 +160,7 @@ class Engine:
         drafts = make_proposer is not None and self.draws
         self._proposer = make_proposer(decoder, self.slots) if drafts and make_proposer else None
         # On the CPU, most steps of most requests: one call instead of some dozens.
-        self._run_step = decoder.join_step(self.slots.columns, kv) if self.draws else None
+        self._joined = decoder.join_step(self.slots.columns, kv) if self.draws else None
         self._adapters = StepAdapters(decoder, adapters or AdapterCache(no_adapter, 0))
         self._pending_samples = PendingSamples()
         self._next_step_id = 0
@@ -194,26 +194,29 @@ class Engine:
             self._masks.drafts_placed(draws)
             if self._proposer:
                 self._proposer.sequences_placed(plan.placements)
-        if self._run_step is not None and self._is_plain(plan):
-            draw_counts = np.ones_like(plan.counts)
-            if draws.draft_counts is not None:
-                draw_counts += draws.draft_counts
-            hidden_RC, tokens_R = self._run_step(
-                StepRows(plan.slots, plan.starts, plan.counts, draw_counts)
-            )
-            return self._drawn(
-                plan, draws, hidden_RC, LaunchedStep(plan.step_id, plan.samples, tokens_R)
-            )
+        if self._joined is not None and self._is_joined(plan):
+            return self._launch_joined(self._joined, plan, draws)
         return self._launch_by_operation(plan, draws)
 
-    def _is_plain(self, plan: StepPlan) -> bool:
-        """Whether all of its rows draw by the parameters that every draw needs, and no drafts are
-        more than chains."""
+    def _is_joined(self, plan: StepPlan) -> bool:
+        """Whether one call knows all that it needs: all rows draw, no drafts are more than
+        chains, no weights are added to the model's."""
         return bool(
             not (len(plan.draft_parents) or len(plan.scored_counts))
             and plan.samples.all()
-            and self.slots.plain[plan.slots].all()
+            and not self.slots.has_adapter[plan.slots].any()
         )
+
+    def _launch_joined(self, joined: JoinedStep, plan: StepPlan, draws: Draws) -> LaunchedStep:
+        draw_counts = np.ones_like(plan.counts)
+        if draws.draft_counts is not None:
+            draw_counts += draws.draft_counts
+        rows = StepRows(plan.slots, plan.starts, plan.counts, draw_counts)
+        if self.slots.plain[plan.slots].all():
+            hidden_RC, tokens_R = joined.draw(rows)
+            step = LaunchedStep(plan.step_id, plan.samples, tokens_R)
+            return self._drawn(plan, draws, hidden_RC, step)
+        return self._draw(plan, draws, *joined.logits(rows))
 
     def _launch_by_operation(self, plan: StepPlan, draws: Draws) -> LaunchedStep:
         """Any plan, operation by operation."""
@@ -240,13 +243,7 @@ class Engine:
                 plan.step_id, plan.samples, silent_sums=silent_sums, prompt_scores=prompt_scores
             )
         logits_RV = self.decoder.logits(hidden_RC)
-        tokens_R, logprobs = self._sampler.draw(logits_RV, draws)
-        if not draws.trees:
-            self._remember(draws.slots, draws.positions, tokens_R)
-        step = LaunchedStep(
-            plan.step_id, plan.samples, tokens_R, logprobs, silent_sums, prompt_scores
-        )
-        return self._drawn(plan, draws, hidden_RC, step)
+        return self._draw(plan, draws, hidden_RC, logits_RV, silent_sums, prompt_scores)
 
     def take_landed(self, step_id: int, tokens: Sequence[int], counts: Sequence[int] = ()) -> None:
         """What the last stage drew in a step that was launched here too: its tokens, and how many
@@ -261,6 +258,24 @@ class Engine:
     def run(self, plan: StepPlan) -> StepResult:
         """One step from plan to tokens."""
         return self.launch(plan).result()
+
+    def _draw(
+        self,
+        plan: StepPlan,
+        draws: Draws,
+        hidden_RC: Tensor,
+        logits_RV: Tensor,
+        silent_sums: Tensor | None = None,
+        prompt_scores: PendingScores | None = None,
+    ) -> LaunchedStep:
+        """By all that a request may wish of its draws."""
+        tokens_R, logprobs = self._sampler.draw(logits_RV, draws)
+        if not draws.trees:
+            self._remember(draws.slots, draws.positions, tokens_R)
+        step = LaunchedStep(
+            plan.step_id, plan.samples, tokens_R, logprobs, silent_sums, prompt_scores
+        )
+        return self._drawn(plan, draws, hidden_RC, step)
 
     def _drawn(
         self, plan: StepPlan, draws: Draws, hidden_RC: Tensor, step: LaunchedStep

@@ -172,7 +172,6 @@ class Slots:
             or sampling.adjusts_logits
             or sampling.grammar
             or self.wants_logprobs[slot]
-            or self.has_adapter[slot]
             or self._filters_late[slot]
         )
         self.bans[slot] = Bans.of(sampling, self.device) if sampling.adjusts_logits else None

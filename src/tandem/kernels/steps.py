@@ -2,8 +2,8 @@
 sequences, what lies between the operations takes as long in Python as they do. C++ calls the same
 operations in the same order, so no bit changes.
 
-It is for rows that all draw, by nothing but temperature, top_k, top_p and min_p, without adapters;
-their drafts are chains.
+It is for rows that all draw, without adapters; their drafts are chains. Where more than
+temperature, top_k, top_p and min_p says what is drawn, it ends with logits.
 Axes: S slots, X tokens of a sequence, B blocks of one, N rows of a step, R draws, C hidden,
 V vocabulary.
 """
@@ -73,17 +73,23 @@ class StepRows:
     draws: IntArray
 
 
-class RunStep(Protocol):
-    def __call__(self, rows: StepRows) -> tuple[Tensor, Tensor]:
-        """(hidden_RC before the final norm, tokens int64 [R]) of all draws. Writes the KV of all
-        tokens, and what is drawn behind the tokens of its sequence: 0 for `NO_TOKEN`."""
+class JoinedStep(Protocol):
+    """Both write the KV of all tokens."""
+
+    def draw(self, rows: StepRows) -> tuple[Tensor, Tensor]:
+        """(hidden_RC before the final norm, tokens int64 [R]) of all draws. Writes what is drawn
+        behind the tokens of its sequence: 0 for `NO_TOKEN`."""
+        ...
+
+    def logits(self, rows: StepRows) -> tuple[Tensor, Tensor]:
+        """(hidden_RC before the final norm, logits_RV) for all draws."""
         ...
 
 
 class JoinStep(Protocol):
     def __call__(
         self, model: WholeModel, slots: SlotColumns, kv: Sequence[Tensor]
-    ) -> RunStep | None:
+    ) -> JoinedStep | None:
         """For a pool kv_B2KSD of each layer; None for a model that it cannot run."""
         ...
 
@@ -192,7 +198,15 @@ class NativeStep:
             layers.tile_tokens,
         )
 
-    def __call__(self, rows: StepRows) -> tuple[Tensor, Tensor]:
+    def draw(self, rows: StepRows) -> tuple[Tensor, Tensor]:
+        tokens_R = torch.empty(sum(rows.draws.tolist()), dtype=torch.int64)
+        return self._computed(rows, tokens_R)[0], tokens_R
+
+    def logits(self, rows: StepRows) -> tuple[Tensor, Tensor]:
+        return self._computed(rows, None)
+
+    def _computed(self, rows: StepRows, tokens_R: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(hidden_RC, logits_RV); where `tokens_R` are wanted they are drawn."""
         lengths = {len(rows.slots), len(rows.starts), len(rows.counts), len(rows.draws)}
         if len(lengths) > 1:
             raise KernelArgumentError("rows", sorted(lengths), "as many of each number")
@@ -208,7 +222,6 @@ class NativeStep:
         x = update + 4 * tokens * hidden
         hidden_RC = torch.empty(draws, hidden)
         logits_RV = torch.empty(draws, self._spec.vocabulary_tokens)
-        tokens_R = torch.empty(draws, dtype=torch.int64)
         self._run(
             *self._parts,
             array_address("slots", rows.slots, np.int32),
@@ -222,10 +235,10 @@ class NativeStep:
             x + 4 * tokens * hidden,
             hidden_RC.data_ptr(),
             logits_RV.data_ptr(),
-            tokens_R.data_ptr(),
+            address(tokens_R),
             torch.get_num_threads(),
         )
-        return hidden_RC, tokens_R
+        return hidden_RC, logits_RV
 
 
 def array_address(argument: str, array: NDArray[np.generic], dtype: type[np.generic]) -> int:

@@ -23,7 +23,7 @@ from tandem.kernels.layers import LayerStep, RunLayers
 from tandem.kernels.lora import AdapterRows, LowRankStack
 from tandem.kernels.packed import PackedLinear
 from tandem.kernels.rotary import QueryKeyValue, TokenPlaces, rotary_table
-from tandem.kernels.steps import RunStep, SlotColumns, WholeModel
+from tandem.kernels.steps import JoinedStep, SlotColumns, WholeModel
 from tandem.models.adapter_weights import NO_DELTAS, AdaptedTokens
 from tandem.models.parallel import WHOLE, Place, equal_share
 from tandem.models.weights import DecoderWeights, LayerWeights
@@ -181,7 +181,7 @@ class Decoder:
         hidden_XC = residual_XC + update_XC
         return boundary.whole(hidden_XC) if self.place.is_last else hidden_XC
 
-    def join_step(self, slots: SlotColumns, kv: KvLayers) -> RunStep | None:
+    def join_step(self, slots: SlotColumns, kv: KvLayers) -> JoinedStep | None:
         """Whole steps of sequences in these slots in one call, with the bits that `forward` and
         `logits` have; None where there is no such call for this model."""
         weights, join = self.weights, self.kernels.join_step

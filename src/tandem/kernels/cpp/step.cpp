@@ -1,5 +1,5 @@
-// A whole step in one call, from the slots' state to drawn tokens, for rows that all draw, by
-// nothing but temperature, top_k, top_p and min_p: what engine/engine.py does for any plan,
+// A whole step in one call, from the slots' state to drawn tokens, or to logits where more than
+// temperature, top_k, top_p and min_p says what is drawn: what engine/engine.py does for any plan,
 // operation by operation. Nothing is computed here but where each operation reads and writes.
 #include <algorithm>
 #include <cstring>
@@ -87,7 +87,8 @@ extern "C" int64_t tandem_slots_bytes() { return sizeof(Slots); }
 
 // `residual`, `update`, `x` and `wide` are what tandem_layers takes, for as many rows as there are
 // tokens, and `logits` has room for those of all draws. Gives the hidden states that these were from,
-// and their tokens, which now follow what is known of their sequences.
+// and their tokens, which now follow what is known of their sequences; without `tokens` nothing is
+// drawn.
 extern "C" void tandem_step(const void* of_model, const void* of_layers, int64_t layers,
                             const void* of_ends, const void* of_slots, const void* of_pool,
                             int64_t tile_tokens, const int32_t* row_slots, const int32_t* starts,
@@ -106,6 +107,7 @@ extern "C" void tandem_step(const void* of_model, const void* of_layers, int64_t
   tandem_rms_norm(hidden, model.hidden, 0, drawn, 1, model.hidden, nullptr, ends.final_norm,
                   (float)model.norm_eps, (float)model.norm_offset, x, threads);
   multiply(ends.head, x, drawn, logits, threads);
+  if (!tokens) return;
   batch.draws.sample(logits, vocabulary, tokens, threads);
   for (int64_t r = 0; r < drawn; ++r)
     // Where the numbers gave out, any token will do: nobody is told of it.
