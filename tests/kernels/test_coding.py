@@ -6,6 +6,7 @@ import torch
 from tandem.kernels.coding import NativeCode, code, code_groups, code_rows
 from tandem.kernels.faces import Kernels
 from tandem.kernels.native import NativeLibrary
+from tandem.kernels.packed import FLOAT_STORAGE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SHAPES = [(1, 1), (3, 31), (65, 96), (70, 517), (128, 64)]
@@ -53,4 +54,4 @@ def test_packed_rows_are_where_they_belong(
     weight_NC = weight(rows, columns, torch.float32)
     packed = native.pack(weight_NC, None, storage)
     found = native.embed(torch.arange(rows), packed)
-    assert torch.equal(found, weight_NC.to(packed.weight.dtype).float())
+    assert torch.equal(found, weight_NC.to(FLOAT_STORAGE[packed.storage]).float())

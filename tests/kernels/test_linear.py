@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.kernels.faces import Kernels
-from tandem.kernels.native import KernelArgumentError
+from tandem.kernels.linear import NativePack
+from tandem.kernels.native import KernelArgumentError, NativeLibrary
 from tandem.kernels.packed import Storage
 
 STORAGES: tuple[Storage, ...] = ("float32", "bfloat16", "float16", "int8", "int4")
@@ -186,10 +187,10 @@ def test_panels_are_the_rows_turned(
 
 @pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (64, 32), (65, 33), (1100, 70)])
 def test_panels_in_bfloat16_have_pairs_of_the_rows(
-    native: Kernels, out_features: int, in_features: int
+    library: NativeLibrary, out_features: int, in_features: int
 ) -> None:
     _, weight_NC, _ = operands(1, out_features, in_features)
-    packed = native.pack(weight_NC, None, "bfloat16")
+    packed = NativePack(library, compact=False)(weight_NC, None, "bfloat16")
     panels, pairs = -(-out_features // 64), -(-in_features // 2)
     wanted_NC = torch.zeros(panels * 64, pairs * 2, dtype=torch.bfloat16)
     wanted_NC[:out_features, :in_features] = weight_NC.to(torch.bfloat16)

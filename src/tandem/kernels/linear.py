@@ -17,6 +17,7 @@ from tandem.kernels.coded import (
     pack_coded,
 )
 from tandem.kernels.coding import NativeCode, code
+from tandem.kernels.compact import COMPACT_CODE, NativeCompact
 from tandem.kernels.native import (
     Integer,
     KernelArgumentError,
@@ -72,10 +73,14 @@ def linear(x_TC: Tensor, packed: PackedLinear) -> Tensor:
 
 class NativePack:
     """Rows first, then panels of 64 columns; panels of float64 do not exist. With `narrow`, codes
-    of eight bits are in fours, for products of bytes."""
+    of eight bits are in fours, for products of bytes. bfloat16 becomes compact where that is faster
+    (never for products in it), unless told not to."""
 
-    def __init__(self, library: NativeLibrary, *, narrow: bool = False) -> None:
+    def __init__(
+        self, library: NativeLibrary, *, narrow: bool = False, compact: bool = True
+    ) -> None:
         self._fours = narrow and has_int8_products(library)
+        self._compact = NativeCompact(library) if compact else None
         self._code = NativeCode(library)
         self._pack_coded = NativePackCoded(library)
         self._run = library.function(
@@ -90,6 +95,13 @@ class NativePack:
             return self._pack_coded(self._code(weight_NC, storage), bias_N)
         out_features, in_features = weight_NC.shape
         panels = -(-out_features // PANEL_COLUMNS)
+        bias = None if bias_N is None else bias_N.to(torch.float32).contiguous()
+        if storage == "bfloat16" and self._compact is not None and self._compact.there:
+            compact = self._compact(weight_NC, PANELS_AT_ONCE, self._into_panels)
+            if compact is not None:
+                return PackedLinear(
+                    out_features, in_features, storage, "panels", compact, None, bias, compact=True
+                )
         shape: tuple[int, ...] = (panels, in_features, PANEL_COLUMNS)
         if storage == "bfloat16":
             shape = (panels, -(-in_features // 2), PANEL_COLUMNS, 2)
@@ -116,7 +128,7 @@ class NativePack:
             layout="panels",
             weight=packed,
             scale=torch.cat(scales) if scales else None,
-            bias=None if bias_N is None else bias_N.to(torch.float32).contiguous(),
+            bias=bias,
         )
 
     def _into_panels(self, stored_NC: Tensor, panels: Tensor) -> None:
@@ -187,7 +199,7 @@ class NativeLinear:
             x_TC.stride(0),
             x_TC.shape[0],
             weight.data_ptr(),
-            DTYPE_CODES[weight.dtype],
+            COMPACT_CODE if packed.compact else DTYPE_CODES[weight.dtype],
             self._narrow and weight.dtype is torch.bfloat16,
             None if scale is None else scale.data_ptr(),
             None if bias is None else bias.data_ptr(),

@@ -42,7 +42,8 @@ class PackedLinear:
     """A weight in the order and precision that one face reads; only that face may use it.
 
     `rows` keeps [N, C]; `panels` keeps [ceil(N / P), C, P] with zero columns at the end, and of
-    bfloat16 [ceil(N / P), ceil(C / 2), P, 2], which products of pairs read as it is.
+    bfloat16 [ceil(N / P), ceil(C / 2), P, 2], which products of pairs read as it is; where that is
+    `compact`, in the bytes of cpp/compact.h.
     int8 without groups is symmetric with one scale [N]: weight = code * scale. With them codes are
     uint8: [N, C] in rows; fours of C in panels, [ceil(N / P), ceil(C / 4), P, 4], of four bits two
     of those in each byte.
@@ -56,6 +57,7 @@ class PackedLinear:
     scale: Tensor | None
     bias: Tensor | None
     groups: Groups | None = None
+    compact: bool = False
 
     @property
     def weight_bytes(self) -> int:

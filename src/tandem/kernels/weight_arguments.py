@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.kernels.arguments import DTYPE_CODES, address
+from tandem.kernels.compact import COMPACT_CODE
 from tandem.kernels.native import Integer, KernelArgumentError, Pointer
 from tandem.kernels.packed import PackedLinear
 
@@ -50,7 +51,7 @@ class NarrowProducts:
         )
         groups, dtype = packed.groups, packed.weight.dtype
         if groups is None:
-            weight.storage = DTYPE_CODES[dtype]
+            weight.storage = COMPACT_CODE if packed.compact else DTYPE_CODES[dtype]
             weight.narrow = self.bf16 and dtype is torch.bfloat16
         else:
             weight.narrow, weight.bits = self.coded, groups.bits

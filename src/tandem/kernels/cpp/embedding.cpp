@@ -1,6 +1,8 @@
 // Rows of a weight as floats: of the table that embeds tokens, or of panels where the head does. An
 // element of a row lies in a cache line of its own there, so that waiting for memory is all the work.
-#include "tile.h"
+#include <vector>
+
+#include "compact.h"
 #include "weight.h"
 
 using namespace tandem;
@@ -11,6 +13,28 @@ namespace {
 template <class T>
 void copy_column(const T* first, int64_t step, int64_t count, float* out) {
   for (int64_t k = 0; k < count; ++k) out[k] = widen(first[k * step]);
+}
+
+void compact_column(const Compact& weight, int64_t panel, int64_t column, int64_t count, float* out) {
+  static thread_local std::vector<uint16_t> held;
+  held.resize(count);
+  // Values of a pair of k lie side by side, and those of 16 columns in one half of a unit.
+  const int64_t half = column / 16 % 2;
+  const uint8_t* unit = weight.panel(panel) + column / 32 * kUnitBytes;
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t place = k / 2 * kPairBytes + compact_place(column % 16 * 2 + k % 2);
+    const uint8_t code = unit[place] >> 4 * half & 15;
+    held[k] = (uint16_t)(weight.known[code] << 8 | unit[place + 32 + 32 * half]);
+  }
+  const uint32_t* begins = weight.first_exceptions(panel);
+  for (int64_t stretch = 0; stretch < weight.stretches(); ++stretch)
+    for (uint32_t i = begins[stretch]; i < begins[stretch + 1]; ++i) {
+      const uint32_t exception = weight.exceptions()[i], place = exception >> 8;
+      const int64_t k = stretch * kListedDepth + place / (2 * kPanelColumns) * 2 + place % 2;
+      if (place % (2 * kPanelColumns) / 2 == column && k < count)
+        held[k] = (uint16_t)(exception << 8 | (held[k] & 255));
+    }
+  for (int64_t k = 0; k < count; ++k) out[k] = widen(bf16{held[k]});
 }
 
 void float_row(const Weight& of, int64_t panel, int64_t column, float* out) {
@@ -25,6 +49,8 @@ void float_row(const Weight& of, int64_t panel, int64_t column, float* out) {
         out[k] = widen(first[k / 2 * 2 * kPanelColumns + k % 2]);
       break;
     }
+    case kCompactBfloat16:
+      return compact_column(*(const Compact*)of.values, panel, column, count, out);
     case kFloat16: copy_column(from((const fp16*)of.values), kPanelColumns, count, out); break;
     case kInt8: copy_column(from((const int8_t*)of.values), kPanelColumns, count, out); break;
     default: copy_column(from((const float*)of.values), kPanelColumns, count, out);

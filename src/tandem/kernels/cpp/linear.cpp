@@ -5,6 +5,7 @@
 // rows, C is walked in the same order.
 #include <type_traits>
 
+#include "compact.h"
 #include "operations.h"
 #include "tile_bf16.h"
 
@@ -104,15 +105,21 @@ struct WideProducts {
     return kPassesOften && groups.count <= kPassGroups;
   }
 
-  template <class B>
+  template <class B, class Ahead>
   static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
-                   const Stretch& stretch, B b, float* sums) {
+                   const Stretch& stretch, B b, float* sums, Ahead& ahead) {
     for (int64_t g = 0; g < groups.count; ++g) {
       const int64_t begin = groups.begin(g);
       tile(groups.size(g), sums + begin * kPanelColumns, kPanelColumns,
            call.x + (row + begin) * call.x_stride + stretch.k, call.x_stride, b,
-           TileShape{stretch.depth, kPanelColumns, stretch.k == 0});
+           TileShape{stretch.depth, kPanelColumns, stretch.k == 0}, ahead);
     }
+  }
+  template <class B>
+  static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
+                   const Stretch& stretch, B b, float* sums) {
+    NoReadAhead nothing;
+    walk(call, row, groups, stretch, b, sums, nothing);
   }
 
   static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
@@ -130,6 +137,52 @@ struct WideProducts {
     }
   }
 };
+
+#if defined(TANDEM_COMPACT)
+
+// Products in fp32 of compact weights: the same values in the same order as of bfloat16.
+struct CompactProducts {
+  using Plain = WideProducts<bf16>;
+  static constexpr int64_t kScratch = Plain::kScratch + (kChunk + 2) * kPanelColumns / 2;
+
+  static int64_t chunk(const LinearCall&, const RowGroups& groups) {
+    return Plain::in_passes(groups) ? kListedDepth : kChunk;
+  }
+
+  static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
+                  const Stretch& stretch, float* wide, float* sums) {
+    const Compact& weight = *(const Compact*)call.weight;
+    const uint8_t* packed = weight.panel(stretch.panel) + stretch.k / 2 * kPairBytes;
+    const int64_t pairs = (stretch.depth + 1) / 2;
+    const int64_t lists = (stretch.depth + kListedDepth - 1) / kListedDepth;
+    const uint32_t* begins = weight.first_exceptions(stretch.panel) + stretch.k / kListedDepth;
+    const KnownBytes known = known_bytes(weight);
+    if (groups.rows <= kCompactRows && begins[0] == begins[lists])
+      return tile_compact((int)groups.rows, sums, call.x + row * call.x_stride + stretch.k,
+                          call.x_stride, packed, known, stretch.depth, stretch.k == 0);
+    bf16* plain = (bf16*)(wide + Plain::kScratch);
+    expand(packed, pairs, known, plain);
+    for (int64_t list = 0; list < lists; ++list)
+      for (uint32_t i = begins[list]; i < begins[list + 1]; ++i) {
+        const uint32_t exception = weight.exceptions()[i];
+        bf16& value = plain[list * kListedDepth * kPanelColumns + (exception >> 8)];
+        value.bits = (uint16_t)((exception & 255) << 8 | (value.bits & 255));
+      }
+    if (groups.rows >= kWidenRows) {
+      widen_stretch(plain, stretch.depth, wide);
+      Plain::walk(call, row, groups, stretch, rows_of((const float*)wide), sums);
+    } else if (Plain::in_passes(groups)) {
+      const char* next = (const char*)packed + pairs * kPairBytes;
+      const Span span{next, next + pairs * kPairBytes};
+      ReadAhead ahead(&span, &span + 1, ReadAhead::kStride / 2 * kPairBytes / 64);
+      Plain::walk(call, row, groups, stretch, rows_of((const bf16*)plain), sums, ahead);
+    } else {
+      Plain::walk(call, row, groups, stretch, rows_of((const bf16*)plain), sums);
+    }
+  }
+};
+
+#endif
 
 // Products in bfloat16 of weights and x in it.
 struct NarrowProducts {
@@ -209,6 +262,9 @@ extern "C" void tandem_linear(const float* x, int64_t x_stride, int64_t rows, co
     case kBfloat16: return run<WideProducts<bf16>>(call, threads);
     case kFloat16: return run<WideProducts<fp16>>(call, threads);
     case kInt8: return run<WideProducts<int8_t>>(call, threads);
+#if defined(TANDEM_COMPACT)
+    case kCompactBfloat16: return run<CompactProducts>(call, threads);
+#endif
     default: return run<WideProducts<float>>(call, threads);
   }
 }

@@ -46,7 +46,7 @@ struct fp16 {
   uint16_t bits;
 };
 
-enum Dtype : int64_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3 };
+enum Dtype : int64_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kCompactBfloat16 = 4 };
 
 template <class V>
 inline V load_raw(const void* source) {

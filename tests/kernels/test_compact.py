@@ -1,0 +1,73 @@
+"""Compact weights: every value comes back, and every product has the bits that it had."""
+
+import pytest
+import torch
+
+from tandem.kernels.faces import Kernels
+from tandem.kernels.linear import NativePack
+from tandem.kernels.native import NativeLibrary
+from tandem.kernels.packed import Pack
+
+SHAPES = [(1, 1), (64, 64), (65, 33), (130, 300), (1100, 71), (192, 517)]
+ROWS = (1, 2, 3, 4, 7, 13, 48, 49, 96, 130)
+RARE = (0.0, -0.0, 1e-40, -1e-30, 3e38, float("inf"), float("-inf"), float("nan"))
+
+
+@pytest.fixture
+def plain(library: NativeLibrary) -> Pack:
+    if not library.number("tandem_has_compact"):
+        pytest.skip("this processor gains nothing by compact weights")
+    return NativePack(library, compact=False)
+
+
+def weight(out_features: int, in_features: int, rare: tuple[float, ...] = ()) -> torch.Tensor:
+    """With some values of other magnitudes here and there."""
+    generator = torch.Generator().manual_seed(out_features * 7 + in_features)
+    weight_NC = torch.randn(out_features, in_features, generator=generator)
+    places = torch.randperm(weight_NC.numel(), generator=generator)[: weight_NC.numel() // 300]
+    for number, place in enumerate(places.tolist()):
+        if rare:
+            weight_NC.view(-1)[place] = rare[number % len(rare)]
+    return weight_NC
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize("rare", [(), RARE[:5]])
+@pytest.mark.usefixtures("two_threads")
+def test_products_have_the_bits_of_plain_weights(
+    native: Kernels, plain: Pack, out_features: int, in_features: int, rare: tuple[float, ...]
+) -> None:
+    weight_NC = weight(out_features, in_features, rare)
+    bias_N = torch.randn(out_features, generator=torch.Generator().manual_seed(1))
+    compact, other = (pack(weight_NC, bias_N, "bfloat16") for pack in (native.pack, plain))
+    assert compact.compact
+    assert not other.compact
+    for rows in ROWS:
+        x_TC = torch.randn(rows, in_features, generator=torch.Generator().manual_seed(rows))
+        assert torch.equal(native.linear(x_TC, compact), native.linear(x_TC, other))
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+def test_every_value_comes_back(
+    native: Kernels, plain: Pack, out_features: int, in_features: int
+) -> None:
+    weight_NC = weight(out_features, in_features, RARE)
+    packed = native.pack(weight_NC, None, "bfloat16")
+    assert packed.compact
+    found = native.embed(torch.arange(out_features), packed)
+    wanted = weight_NC.to(torch.bfloat16).float()
+    assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
+
+
+def test_three_quarters_of_the_bytes(native: Kernels, plain: Pack) -> None:
+    weight_NC = weight(2048, 512)
+    packed = native.pack(weight_NC, None, "bfloat16")
+    assert packed.weight_bytes < 0.754 * plain(weight_NC, None, "bfloat16").weight_bytes
+
+
+def test_a_weight_of_all_magnitudes_stays_as_it_is(native: Kernels, plain: Pack) -> None:
+    weight_NC = torch.randn(128, 96, generator=torch.Generator().manual_seed(0))
+    weight_NC *= 2.0 ** torch.arange(-48, 48)
+    packed = native.pack(weight_NC, None, "bfloat16")
+    assert not packed.compact
+    assert torch.equal(packed.weight, plain(weight_NC, None, "bfloat16").weight)
