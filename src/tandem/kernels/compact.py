@@ -37,9 +37,7 @@ class NativeCompact:
         self.there = bool(library.number("tandem_has_compact"))
         if not self.there:
             return
-        self._bytes = library.function(
-            "tandem_compact_bytes", Integer, Integer, Integer, Pointer
-        )
+        self._bytes = library.function("tandem_compact_bytes", Integer, Integer, Integer, Pointer)
         self._begin = library.function("tandem_begin_compact", Pointer, Integer, Integer, Pointer)
         self._run = library.function(
             "tandem_compact", *(Pointer, Integer, Integer, Pointer, Integer, Pointer, Integer)

@@ -37,15 +37,14 @@ uint32_t compact_half(const uint8_t (&known)[16], const uint16_t* values, int ha
 // What lies behind the last column or k is read by nobody.
 void compact_panel(const Compact& weight, int64_t panel, const uint16_t* values, uint8_t* packed,
                    std::vector<Exception>& exceptions) {
-  constexpr int64_t pair_values = 2 * kPanelColumns;
-  for (int64_t at = 0; at < weight.pairs() * pair_values; at += 32) {
+  for (int64_t at = 0; at < weight.pairs() * kPairValues; at += 32) {
     uint8_t* unit = packed + at / 64 * kUnitBytes;
     if (!compact_half(weight.known, values + at, (int)(at / 32 % 2), unit)) continue;
     for (int64_t i = at; i < at + 32; ++i) {
       const uint8_t high = (uint8_t)(values[i] >> 8);
       if (std::memchr(weight.known, high, sizeof weight.known)) continue;
-      const int64_t column = panel * kPanelColumns + i % pair_values / 2;
-      if (column >= weight.out_features || i / pair_values * 2 + i % 2 >= weight.in_features) continue;
+      const int64_t column = panel * kPanelColumns + i % kPairValues / 2;
+      if (column >= weight.out_features || i / kPairValues * 2 + i % 2 >= weight.in_features) continue;
       const int64_t stretch = i / (kListedDepth * kPanelColumns);
       const int64_t place = i % (kListedDepth * kPanelColumns);
       exceptions.push_back({stretch, (uint32_t)(place << 8 | high)});
@@ -80,7 +79,7 @@ extern "C" void tandem_compact(const void* values, int64_t first, int64_t count,
 #pragma omp parallel for schedule(dynamic) num_threads((int)threads)
   for (int64_t i = 0; i < count; ++i)
     compact_panel(weight, first + i,
-                  (const uint16_t*)values + i * weight.pairs() * 2 * kPanelColumns,
+                  (const uint16_t*)values + i * weight.pairs() * kPairValues,
                   (uint8_t*)weight.panel(first + i), found[i]);
   uint32_t* begins = (uint32_t*)weight.first_exceptions(first);
   uint32_t* listed = (uint32_t*)weight.exceptions();

@@ -18,6 +18,7 @@ namespace tandem {
 
 constexpr int64_t kUnitBytes = 96;
 constexpr int64_t kPairBytes = 2 * kUnitBytes;
+constexpr int64_t kPairValues = 2 * kPanelColumns;
 // Exceptions are listed by as many k of a panel.
 constexpr int64_t kListedDepth = 32;
 
@@ -68,7 +69,7 @@ inline __attribute__((always_inline)) void expand_half(const uint8_t* unit, int 
   pairs[1] = (Words)_mm256_unpackhi_epi8(low, high);
 }
 
-// A stretch as it was, [pairs][64][2], but for its exceptions.
+// Values of some pairs of k as they were, but for exceptions: [pairs][64][2], or [k][64] as floats.
 inline void expand(const uint8_t* packed, int64_t pairs, KnownBytes known, bf16* out) {
   for (int64_t unit = 0; unit < 2 * pairs; ++unit, packed += kUnitBytes, out += 64)
     for (int half = 0; half < 2; ++half) {
@@ -77,8 +78,29 @@ inline void expand(const uint8_t* packed, int64_t pairs, KnownBytes known, bf16*
       for (int i = 0; i < 2; ++i) store_raw(out + 32 * half + 16 * i, values[i]);
     }
 }
+inline void expand(const uint8_t* packed, int64_t pairs, KnownBytes known, float* out) {
+  for (int64_t pair = 0; pair < pairs; ++pair, packed += kPairBytes, out += 2 * kPanelColumns)
+    for (int half = 0; half < 4; ++half) {
+      Words values[2];
+      expand_half(packed + half / 2 * kUnitBytes, half % 2, known, values);
+      for (int i = 0; i < 2; ++i) {
+        float* columns = out + (2 * half + i) * kLanes;
+        store(columns, (Floats)(values[i] << 16));
+        store(columns + kPanelColumns, (Floats)(values[i] & 0xffff0000u));
+      }
+    }
+}
 
-// As tile_rows, of a stretch without exceptions and of so many halves from `First` on.
+inline void set_high_byte(bf16* values, uint32_t place, uint32_t byte) {
+  values[place].bits = (uint16_t)(byte << 8 | (values[place].bits & 255));
+}
+inline void set_high_byte(float* values, uint32_t place, uint32_t byte) {
+  const int64_t k = place / kPairValues * 2 + place % 2, column = place % kPairValues / 2;
+  float* value = values + k * kPanelColumns + column;
+  store_raw(value, byte << 24 | (load_raw<uint32_t>(value) & 0xffffff));
+}
+
+// As tile_rows, of pairs without exceptions and of so many halves from `First` on.
 template <int Rows, int First, int Halves>
 struct CompactTile {
   Floats acc[Rows][2 * Halves];
@@ -126,7 +148,7 @@ inline __attribute__((noinline)) void tile_compact(float* c, const float* a, ptr
 // More rows read each value so often that a copy of them as they were is cheaper.
 constexpr int kCompactRows = 3;
 
-// c [rows, 64] (+)= a [rows, depth] x a stretch without exceptions; `fresh` starts from zero.
+// c [rows, 64] (+)= a [rows, depth] x pairs without exceptions; `fresh` starts from zero.
 inline void tile_compact(int rows, float* c, const float* a, ptrdiff_t a_stride,
                          const uint8_t* packed, KnownBytes known, int64_t depth, bool fresh) {
   switch (rows) {
@@ -139,6 +161,61 @@ inline void tile_compact(int rows, float* c, const float* a, ptrdiff_t a_stride,
       return tile_compact<3, 2, 2>(c, a, a_stride, packed, known, depth, fresh);
   }
 }
+
+// `depth` k of a panel from `k` on, which is the first of a list of exceptions.
+class CompactStretch {
+ public:
+  CompactStretch(const Compact& weight, int64_t panel, int64_t k, int64_t depth)
+      : packed_(weight.panel(panel) + k / 2 * kPairBytes),
+        known_(known_bytes(weight)),
+        depth_(depth),
+        begins_(weight.first_exceptions(panel) + k / kListedDepth),
+        exceptions_(weight.exceptions()) {}
+
+  int64_t bytes() const { return (depth_ + 1) / 2 * kPairBytes; }
+  const char* end() const { return (const char*)packed_ + bytes(); }
+
+  template <class T>
+  void expand(T* out) const {
+    tandem::expand(packed_, (depth_ + 1) / 2, known_, out);
+    for (int64_t list = 0; list * kListedDepth < depth_; ++list)
+      for (uint32_t i = begins_[list]; i < begins_[list + 1]; ++i)
+        set_high_byte(out + list * kListedDepth * kPanelColumns, exceptions_[i] >> 8,
+                      exceptions_[i] & 255);
+  }
+
+  // c [rows, 64] (+)= a [rows, depth] x of one list, for at most kCompactRows.
+  void multiply(int rows, float* c, const float* a, ptrdiff_t a_stride, bool fresh) const {
+    int64_t done = 0;
+    for (uint32_t i = begins_[0]; i < begins_[1];) {
+      // Pairs with an exception are expanded on their own.
+      const int64_t pair = (exceptions_[i] >> 8) / kPairValues;
+      if (2 * pair > done) tile_pairs(rows, c, a, a_stride, done, 2 * pair, fresh && !done);
+      bf16 values[kPairValues];
+      tandem::expand(packed_ + pair * kPairBytes, 1, known_, values);
+      for (; i < begins_[1] && (exceptions_[i] >> 8) / kPairValues == pair; ++i)
+        set_high_byte(values, (exceptions_[i] >> 8) % kPairValues, exceptions_[i] & 255);
+      const int64_t depth = depth_ - 2 * pair < 2 ? depth_ - 2 * pair : 2;
+      tile(rows, c, kPanelColumns, a + 2 * pair, a_stride, PairedRows{values, kPairValues},
+           TileShape{depth, kPanelColumns, fresh && !pair});
+      done = 2 * pair + depth;
+    }
+    if (done < depth_) tile_pairs(rows, c, a, a_stride, done, depth_, fresh && !done);
+  }
+
+ private:
+  void tile_pairs(int rows, float* c, const float* a, ptrdiff_t a_stride, int64_t first,
+                  int64_t last, bool fresh) const {
+    tile_compact(rows, c, a + first, a_stride, packed_ + first / 2 * kPairBytes, known_,
+                 last - first, fresh);
+  }
+
+  const uint8_t* packed_;
+  KnownBytes known_;
+  int64_t depth_;
+  const uint32_t* begins_;
+  const uint32_t* exceptions_;
+};
 
 #endif
 

@@ -30,8 +30,8 @@ void compact_column(const Compact& weight, int64_t panel, int64_t column, int64_
   for (int64_t stretch = 0; stretch < weight.stretches(); ++stretch)
     for (uint32_t i = begins[stretch]; i < begins[stretch + 1]; ++i) {
       const uint32_t exception = weight.exceptions()[i], place = exception >> 8;
-      const int64_t k = stretch * kListedDepth + place / (2 * kPanelColumns) * 2 + place % 2;
-      if (place % (2 * kPanelColumns) / 2 == column && k < count)
+      const int64_t k = stretch * kListedDepth + place / kPairValues * 2 + place % 2;
+      if (place % kPairValues / 2 == column && k < count)
         held[k] = (uint16_t)(exception << 8 | (held[k] & 255));
     }
   for (int64_t k = 0; k < count; ++k) out[k] = widen(bf16{held[k]});

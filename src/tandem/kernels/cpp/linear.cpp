@@ -71,6 +71,13 @@ struct Stretch {
   }
 };
 
+// So many cache lines are asked for evenly, from the first pass of the first group to the last of all.
+int64_t lines_a_step(int64_t lines, const Stretch& stretch, const RowGroups& groups) {
+  const int64_t passes = kPanelVectors / vectors_for(groups.size(0)) * groups.count;
+  const int64_t steps = stretch.depth / ReadAhead::kStride * passes;
+  return steps < 1 ? lines : (lines + steps - 1) / steps;
+}
+
 template <class T>
 StridedRows<T> rows_of(const T* stretch) {
   return {stretch, kPanelColumns};
@@ -129,21 +136,22 @@ struct WideProducts {
       widen_stretch(stored, stretch.depth, wide);
       walk(call, row, groups, stretch, rows_of((const float*)wide), sums);
     } else {
-      if (in_passes(groups)) {
-        const char* next = (const char*)(stored + stretch.depth * kPanelColumns);
-        for (int64_t i = 0; i < kPassBytes; i += 64) __builtin_prefetch(next + i, 0, 3);
-      }
-      walk(call, row, groups, stretch, rows_of(stored), sums);
+      if (!in_passes(groups)) return walk(call, row, groups, stretch, rows_of(stored), sums);
+      const char* next = (const char*)(stored + stretch.depth * kPanelColumns);
+      const Span span{next, next + kPassBytes};
+      ReadAhead ahead(&span, &span + 1, lines_a_step(kPassBytes / 64, stretch, groups));
+      walk(call, row, groups, stretch, rows_of(stored), sums, ahead);
     }
   }
 };
 
 #if defined(TANDEM_COMPACT)
 
-// Products in fp32 of compact weights: the same values in the same order as of bfloat16.
+// Products in fp32 of compact weights: the same values in the same order as of bfloat16. One or two
+// passes look values up on their way into registers; more of them share a copy of a stretch.
 struct CompactProducts {
   using Plain = WideProducts<bf16>;
-  static constexpr int64_t kScratch = Plain::kScratch + (kChunk + 2) * kPanelColumns / 2;
+  static constexpr int64_t kScratch = Plain::kScratch;
 
   static int64_t chunk(const LinearCall&, const RowGroups& groups) {
     return Plain::in_passes(groups) ? kListedDepth : kChunk;
@@ -151,34 +159,22 @@ struct CompactProducts {
 
   static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
                   const Stretch& stretch, float* wide, float* sums) {
-    const Compact& weight = *(const Compact*)call.weight;
-    const uint8_t* packed = weight.panel(stretch.panel) + stretch.k / 2 * kPairBytes;
-    const int64_t pairs = (stretch.depth + 1) / 2;
-    const int64_t lists = (stretch.depth + kListedDepth - 1) / kListedDepth;
-    const uint32_t* begins = weight.first_exceptions(stretch.panel) + stretch.k / kListedDepth;
-    const KnownBytes known = known_bytes(weight);
-    if (groups.rows <= kCompactRows && begins[0] == begins[lists])
-      return tile_compact((int)groups.rows, sums, call.x + row * call.x_stride + stretch.k,
-                          call.x_stride, packed, known, stretch.depth, stretch.k == 0);
-    bf16* plain = (bf16*)(wide + Plain::kScratch);
-    expand(packed, pairs, known, plain);
-    for (int64_t list = 0; list < lists; ++list)
-      for (uint32_t i = begins[list]; i < begins[list + 1]; ++i) {
-        const uint32_t exception = weight.exceptions()[i];
-        bf16& value = plain[list * kListedDepth * kPanelColumns + (exception >> 8)];
-        value.bits = (uint16_t)((exception & 255) << 8 | (value.bits & 255));
-      }
-    if (groups.rows >= kWidenRows) {
-      widen_stretch(plain, stretch.depth, wide);
-      Plain::walk(call, row, groups, stretch, rows_of((const float*)wide), sums);
-    } else if (Plain::in_passes(groups)) {
-      const char* next = (const char*)packed + pairs * kPairBytes;
-      const Span span{next, next + pairs * kPairBytes};
-      ReadAhead ahead(&span, &span + 1, ReadAhead::kStride / 2 * kPairBytes / 64);
-      Plain::walk(call, row, groups, stretch, rows_of((const bf16*)plain), sums, ahead);
-    } else {
-      Plain::walk(call, row, groups, stretch, rows_of((const bf16*)plain), sums);
-    }
+    const CompactStretch packed(*(const Compact*)call.weight, stretch.panel, stretch.k, stretch.depth);
+    if (groups.rows <= kCompactRows)
+      return packed.multiply((int)groups.rows, sums, call.x + row * call.x_stride + stretch.k,
+                             call.x_stride, stretch.k == 0);
+    if (groups.count == 1) return walk(call, row, groups, stretch, packed, (bf16*)wide, sums);
+    walk(call, row, groups, stretch, packed, wide, sums);
+  }
+
+  template <class T>
+  static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
+                   const Stretch& stretch, const CompactStretch& packed, T* copy, float* sums) {
+    packed.expand(copy);
+    const Span next{packed.end(), packed.end() + packed.bytes()};
+    ReadAhead ahead(&next, &next + (Plain::in_passes(groups) ? 1 : 0),
+                    lines_a_step(packed.bytes() / 64, stretch, groups));
+    Plain::walk(call, row, groups, stretch, rows_of((const T*)copy), sums, ahead);
   }
 };
 
