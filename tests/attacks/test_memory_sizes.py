@@ -114,7 +114,8 @@ def test_made_up_weights_count_as_others_do(tmp_path: Path):
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float32", "int8"])
 def test_the_figure_is_what_loading_takes(storage):
-    """To the byte, of the matrices as the kernels keep them."""
+    """To the byte, of the matrices as the kernels keep them; at most that where bfloat16 is
+    compact."""
     spec, cpu = read_model_spec(BUNDLED_MODEL), torch.device("cpu")
     shapes = header_shapes(BUNDLED_MODEL)
     kernels, _ = choose_kernels(cpu, torch.float32, allow_native=True)
@@ -126,7 +127,8 @@ def test_the_figure_is_what_loading_takes(storage):
         each = 2 * (spec.hidden_features + spec.attention.head_dim)
         vectors = 4 * (len(held.layers) + 1) * each
         scales = 4 * spec.vocabulary_tokens * 12
-        assert held.bytes <= figure.held <= held.bytes + vectors + (storage == "int8") * scales
+        most = held.bytes / (0.74 if storage == "bfloat16" else 1.0)
+        assert held.bytes <= figure.held <= most + vectors + (storage == "int8") * scales
         assert figure.held < figure.peak
 
 

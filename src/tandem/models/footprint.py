@@ -38,7 +38,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 CodeForms = Mapping[str, CodeForm]
 NO_CODES: CodeForms = {}
 
-# Of one weight; four bits share a float16 scale with 31 others.
+# Of one weight; four bits share a float16 scale with 31 others. bfloat16 may be compact, then these
+# are a third more than it takes.
 STORAGE_BYTES = {
     "float64": 8.0,
     "float32": 4.0,

@@ -74,18 +74,33 @@ void unpack(const CodedPanel& packed, uint8_t* bytes) {
     }
 }
 
-// The values of a stretch of bytes, [depth][64].
+// The values of a stretch, [depth][64].
+template <int Bits>
 void widen(const CodedPanel& panel, float* wide) {
-  for (int64_t k = 0; k < panel.depth; ++k) {
-    const int64_t place = k / panel.group * kPanelColumns;
-    const uint8_t* codes = panel.codes + k / 4 * 4 * kPanelColumns + k % 4;
-    for (int64_t n = 0; n < kPanelColumns; ++n) {
-      const float code = (float)((int32_t)codes[4 * n] - panel.zero);
-      const float scaled = panel.scale ? code * widen(panel.scale[place + n]) : code;
-      const float offset = panel.offset ? widen(panel.offset[place + n]) : 0.0f;
-      wide[k * kPanelColumns + n] = scaled + offset;
+  constexpr int parts = 8 / Bits;
+  constexpr uint32_t mask = (1u << Bits) - 1;
+  const auto value_of = [&](Words words, int shift, Floats scale) {
+    const Ints code = (Ints)((words >> shift) & mask) - splat_int(panel.zero);
+    return __builtin_convertvector(code, Floats) * scale;
+  };
+  for (int64_t first = 0; first < panel.depth; first += panel.group)
+    for (int column = 0; column < kPanelColumns; column += kLanes) {
+      const int64_t end = first + panel.group < panel.depth ? first + panel.group : panel.depth;
+      const int64_t place = first / panel.group * kPanelColumns + column;
+      const Floats scale = panel.scale ? load(panel.scale + place) : splat(1.0f);
+      const Floats offset = panel.offset ? load(panel.offset + place) : Floats{};
+      float* out = wide + column;
+      for (int64_t k = first; k < end; k += 4 * parts) {
+        const Words words =
+            load_raw<Words>(panel.codes + k / parts * kPanelColumns + 4 * column);
+        for (int part = 0; part < parts; ++part)
+          for (int i = 0; i < 4; ++i) {
+            Floats value = value_of(words, 8 * i + 4 * part, scale);
+            if (panel.offset) value += offset;
+            store(out + (k + 4 * part + i) * kPanelColumns, value);
+          }
+      }
     }
-  }
 }
 
 // One block of rows by one panel, stretch after stretch; a stretch stays in the nearest cache.
@@ -98,14 +113,14 @@ void block_panel(const CodedCall& call, int64_t row, int64_t rows, int64_t panel
   float* wide = sums + rows * kPanelColumns;
   uint8_t* bytes = (uint8_t*)(wide + deepest);
   const RowGroups tiles(rows, Coded ? kCodeRows : kTileRows);
-  const bool unpacks = call.bits == 4 && (!Coded || rows >= kUnpackRows);
+  const bool unpacks = Coded && call.bits == 4 && rows >= kUnpackRows;
   const int64_t step = Coded && tiles.count == 1 ? call.groups() : most_groups;
   for (int64_t first = 0; first < call.groups(); first += step) {
     const int64_t left = call.groups() - first;
     CodedPanel stretch = call.stretch(panel, first, left < step ? left : step);
     const int64_t k = first * call.group;
     if (unpacks) unpack(stretch, bytes), stretch.codes = bytes;
-    if (!Coded) widen(stretch, wide);
+    if (!Coded) call.bits == 4 ? widen<4>(stretch, wide) : widen<8>(stretch, wide);
     for (int64_t t = 0; t < tiles.count; ++t) {
       float* c = sums + tiles.begin(t) * kPanelColumns;
       const int64_t begin = row + tiles.begin(t);

@@ -171,10 +171,11 @@ struct CompactProducts {
   static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
                    const Stretch& stretch, const CompactStretch& packed, T* copy, float* sums) {
     packed.expand(copy);
+    const auto rows = rows_of((const T*)copy);
+    if (!Plain::in_passes(groups)) return Plain::walk(call, row, groups, stretch, rows, sums);
     const Span next{packed.end(), packed.end() + packed.bytes()};
-    ReadAhead ahead(&next, &next + (Plain::in_passes(groups) ? 1 : 0),
-                    lines_a_step(packed.bytes() / 64, stretch, groups));
-    Plain::walk(call, row, groups, stretch, rows_of((const T*)copy), sums, ahead);
+    ReadAhead ahead(&next, &next + 1, lines_a_step(packed.bytes() / 64, stretch, groups));
+    Plain::walk(call, row, groups, stretch, rows, sums, ahead);
   }
 };
 
