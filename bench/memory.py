@@ -56,9 +56,9 @@ def memory_figure() -> Figure:
         peak_mib - weights_mib - POOL_MIB,
         "MiB",
         0.0,
-        600e6 / MIB,
+        400e6 / MIB,
         "MiB goal",
-        "≤ 600 MB",
+        "≤ 400 MB",
         higher_is_better=False,
     )
 
