@@ -27,7 +27,7 @@ SECTIONS: dict[str, Section] = {
     "overhead": overhead_figures,
     "layers": lambda kernels: [layers_figure(kernels)],
     "steps": lambda kernels: step_figures(kernels, STORAGES),
-    "memory": lambda _: [memory_figure()],
+    "memory": lambda kernels: [memory_figure(kernels)],
     "arithmetic": lambda _: arithmetic_figures(),
 }
 

@@ -1,4 +1,4 @@
-"""What a whole serving process holds beside its weights and KV pool."""
+"""What a whole serving process holds beside its weights, as kernels keep them, and KV pool."""
 
 import json
 import re
@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from figures import Figure
-from model import HALF_BILLION
+from model import HALF_BILLION, load, streamed_bytes
+from tandem.kernels.faces import Kernels
 from traffic import CONCURRENT, MIXED
 
 MIB = 1 << 20
@@ -35,7 +36,7 @@ CONFIG = {
 }
 
 
-def memory_figure() -> Figure:
+def memory_figure(kernels: Kernels) -> Figure:
     """Peak memory of `tandem serve` after a batch of requests over HTTP, weights in bf16."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG))
@@ -50,7 +51,7 @@ def memory_figure() -> Figure:
                 peak_mib = _peak_mib(server.pid)
             finally:
                 server.kill()
-    weights_mib = 2 * HALF_BILLION.parameters / MIB
+    weights_mib = streamed_bytes(load(HALF_BILLION, "bfloat16", kernels, None)) / MIB
     return Figure(
         f"peak of a serving process beside weights ({weights_mib:.0f} MiB) and KV ({POOL_MIB} MiB)",
         peak_mib - weights_mib - POOL_MIB,

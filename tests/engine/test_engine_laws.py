@@ -243,6 +243,46 @@ def test_where_a_grammar_goes_nowhere_one_request_fails(steps_in_flight):
     assert bench.answers["beside"] == naive_answer(bench.engine.decoder, EXACT, beside).tokens
 
 
+class NamedCalls:
+    """A step in one call that says which one it was."""
+
+    def __init__(self, step, said: set[str]) -> None:
+        self.step, self.said = step, said
+
+    def draw(self, rows):
+        self.said.add("draw")
+        return self.step.draw(rows)
+
+    def logits(self, rows):
+        self.said.add("logits")
+        return self.step.logits(rows)
+
+
+@pytest.mark.parametrize(
+    ("wish", "call"),
+    [
+        ({"temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "top_k": 9}, "draw"),
+        ({"top_logprobs": 2}, "logits"),
+        ({"grammar": "3"}, "logits"),
+        ({"repetition_penalty": 1.3}, "logits"),
+        ({"logit_bias": ((3, 4.0),)}, "logits"),
+        ({"typical_p": 0.8}, "logits"),
+    ],
+    ids=str,
+)
+def test_a_step_is_one_call(wish: dict, call: str) -> None:
+    """Also where more than that call knows says what is drawn."""
+    join, said = NATIVE.kernels.join_step, set()
+    if join is None:
+        pytest.skip("native kernels alone have steps in one call")
+    kernels = replace(NATIVE.kernels, join_step=lambda *parts: NamedCalls(join(*parts), said))
+    bench = Bench(tiny_decoder(replace(NATIVE, kernels=kernels)), NATIVE, Shape())
+    bench.ask(Request("one", (1, 2, 3), SamplingParameters(**({"max_tokens": 6} | wish))))
+    bench.drain()
+    assert len(bench.answers["one"]) == 6
+    assert said == {call}
+
+
 def test_a_block_is_invalidated_before_it_is_written_anew():
     """And a shared prefix is not: what was announced of it holds."""
     shape = Shape(blocks=12, max_batched_tokens=6, chunk_tokens=6)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from tandem.kernels.faces import Kernels
+from tandem.kernels.faces import Kernels, native_kernels
+from tandem.kernels.instructions import available_instructions
 from tandem.kernels.linear import NativePack
-from tandem.kernels.native import NativeLibrary
+from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.packed import Pack
 
 SHAPES = [(1, 1), (64, 64), (65, 33), (130, 300), (1100, 71), (192, 517)]
@@ -13,11 +14,25 @@ ROWS = (1, 2, 3, 4, 7, 13, 48, 49, 96, 130)
 RARE = (0.0, -0.0, 1e-40, -1e-30, 3e38, float("inf"), float("-inf"), float("nan"))
 
 
-@pytest.fixture
-def plain(library: NativeLibrary) -> Pack:
-    if not library.number("tandem_has_compact"):
-        pytest.skip("this processor gains nothing by compact weights")
-    return NativePack(library, compact=False)
+@pytest.fixture(scope="module")
+def with_avx2() -> NativeLibrary:
+    """Also on a processor that has more."""
+    if "avx2" not in available_instructions():
+        pytest.skip("weights are compact with AVX2 alone")
+    loaded = load_library(instruction_set="avx2")
+    if isinstance(loaded, BuildFailure):
+        pytest.skip(loaded.reason)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def native(with_avx2: NativeLibrary) -> Kernels:
+    return native_kernels(with_avx2)
+
+
+@pytest.fixture(scope="module")
+def plain(with_avx2: NativeLibrary) -> Pack:
+    return NativePack(with_avx2, compact=False)
 
 
 def weight(out_features: int, in_features: int, rare: tuple[float, ...] = ()) -> torch.Tensor:
@@ -62,7 +77,8 @@ def test_every_value_comes_back(
 def test_three_quarters_of_the_bytes(native: Kernels, plain: Pack) -> None:
     weight_NC = weight(2048, 512)
     packed = native.pack(weight_NC, None, "bfloat16")
-    assert packed.weight_bytes < 0.754 * plain(weight_NC, None, "bfloat16").weight_bytes
+    # With an exception in ten thousand values, as a normal distribution has.
+    assert packed.weight_bytes < 0.7515 * plain(weight_NC, None, "bfloat16").weight_bytes
 
 
 def test_a_weight_of_all_magnitudes_stays_as_it_is(native: Kernels, plain: Pack) -> None:

@@ -31,11 +31,11 @@ def known_high_bytes(weight_NC: Tensor) -> np.ndarray:
 
 
 class NativeCompact:
-    """Where the processor gains by it: `there`."""
+    """On processors with AVX2 and without AVX-512, where it was found to be faster."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self.there = bool(library.number("tandem_has_compact"))
-        if not self.there:
+        self._there = bool(library.number("tandem_has_compact"))
+        if not self._there:
             return
         self._bytes = library.function("tandem_compact_bytes", Integer, Integer, Integer, Pointer)
         self._begin = library.function("tandem_begin_compact", Pointer, Integer, Integer, Pointer)
@@ -46,8 +46,11 @@ class NativeCompact:
     def __call__(
         self, weight_NC: Tensor, panels_at_once: int, into_panels: Callable[[Tensor, Tensor], None]
     ) -> Tensor | None:
-        """uint8, one piece; None for a weight of which too many values are exceptions.
-        `into_panels` turns rows in bfloat16 into panels, [panels, ceil(C / 2), 64, 2]."""
+        """uint8, one piece; None on other processors, and for a weight of which too many values
+        are exceptions. `into_panels` turns rows in bfloat16 into panels, [panels, ceil(C / 2), 64,
+        2]."""
+        if not self._there:
+            return None
         out_features, in_features = weight_NC.shape
         panels, pairs = -(-out_features // PANEL_COLUMNS), -(-in_features // 2)
         most = weight_NC.numel() // VALUES_AN_EXCEPTION

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tandem.kernels.arguments import DTYPE_CODES, require_rows, require_whole
+from tandem.kernels.arguments import require_rows, require_whole
 from tandem.kernels.coded import (
     NativeCodedLinear,
     NativePackCoded,
@@ -17,7 +17,7 @@ from tandem.kernels.coded import (
     pack_coded,
 )
 from tandem.kernels.coding import NativeCode, code
-from tandem.kernels.compact import COMPACT_CODE, NativeCompact
+from tandem.kernels.compact import NativeCompact
 from tandem.kernels.native import (
     Integer,
     KernelArgumentError,
@@ -33,7 +33,7 @@ from tandem.kernels.packed import (
     check_linear,
     check_pack,
 )
-from tandem.kernels.weight_arguments import NarrowProducts
+from tandem.kernels.weight_arguments import NarrowProducts, storage_code
 
 PANELS_AT_ONCE = 16
 
@@ -96,7 +96,7 @@ class NativePack:
         out_features, in_features = weight_NC.shape
         panels = -(-out_features // PANEL_COLUMNS)
         bias = None if bias_N is None else bias_N.to(torch.float32).contiguous()
-        if storage == "bfloat16" and self._compact is not None and self._compact.there:
+        if storage == "bfloat16" and self._compact is not None:
             compact = self._compact(weight_NC, PANELS_AT_ONCE, self._into_panels)
             if compact is not None:
                 return PackedLinear(
@@ -199,7 +199,7 @@ class NativeLinear:
             x_TC.stride(0),
             x_TC.shape[0],
             weight.data_ptr(),
-            COMPACT_CODE if packed.compact else DTYPE_CODES[weight.dtype],
+            storage_code(packed),
             self._narrow and weight.dtype is torch.bfloat16,
             None if scale is None else scale.data_ptr(),
             None if bias is None else bias.data_ptr(),

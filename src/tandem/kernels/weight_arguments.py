@@ -31,6 +31,11 @@ class WeightArguments(ctypes.Structure):
     )
 
 
+def storage_code(packed: PackedLinear) -> int:
+    """How C++ numbers what a weight without groups is stored in."""
+    return COMPACT_CODE if packed.compact else DTYPE_CODES[packed.weight.dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class NarrowProducts:
     """Which weights are multiplied in the precision that they are stored in: those in `bf16`, and
@@ -51,7 +56,7 @@ class NarrowProducts:
         )
         groups, dtype = packed.groups, packed.weight.dtype
         if groups is None:
-            weight.storage = COMPACT_CODE if packed.compact else DTYPE_CODES[dtype]
+            weight.storage = storage_code(packed)
             weight.narrow = self.bf16 and dtype is torch.bfloat16
         else:
             weight.narrow, weight.bits = self.coded, groups.bits

@@ -112,35 +112,37 @@ struct WideProducts {
     return kPassesOften && groups.count <= kPassGroups;
   }
 
-  template <class B, class Ahead>
-  static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
-                   const Stretch& stretch, B b, float* sums, Ahead& ahead) {
-    for (int64_t g = 0; g < groups.count; ++g) {
-      const int64_t begin = groups.begin(g);
-      tile(groups.size(g), sums + begin * kPanelColumns, kPanelColumns,
-           call.x + (row + begin) * call.x_stride + stretch.k, call.x_stride, b,
-           TileShape{stretch.depth, kPanelColumns, stretch.k == 0}, ahead);
-    }
-  }
+  // Few rows ask meanwhile for the memory that comes `next`.
   template <class B>
   static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
-                   const Stretch& stretch, B b, float* sums) {
-    NoReadAhead nothing;
-    walk(call, row, groups, stretch, b, sums, nothing);
+                   const Stretch& stretch, B b, Span next, float* sums) {
+    const auto tiles = [&](auto& ahead) {
+      for (int64_t g = 0; g < groups.count; ++g) {
+        const int64_t begin = groups.begin(g);
+        tile(groups.size(g), sums + begin * kPanelColumns, kPanelColumns,
+             call.x + (row + begin) * call.x_stride + stretch.k, call.x_stride, b,
+             TileShape{stretch.depth, kPanelColumns, stretch.k == 0}, ahead);
+      }
+    };
+    if (in_passes(groups)) {
+      ReadAhead ahead(&next, &next + 1, lines_a_step((next.end - next.begin) / 64, stretch, groups));
+      tiles(ahead);
+    } else {
+      NoReadAhead nothing;
+      tiles(nothing);
+    }
   }
 
   static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
                   const Stretch& stretch, float* wide, float* sums) {
     const T* stored = stretch.of<T>(call);
+    const char* end = (const char*)(stored + stretch.depth * kPanelColumns);
+    const Span next{end, end + kPassBytes};
     if (sizeof(T) < sizeof(float) && groups.rows >= kWidenRows) {
       widen_stretch(stored, stretch.depth, wide);
-      walk(call, row, groups, stretch, rows_of((const float*)wide), sums);
+      walk(call, row, groups, stretch, rows_of((const float*)wide), next, sums);
     } else {
-      if (!in_passes(groups)) return walk(call, row, groups, stretch, rows_of(stored), sums);
-      const char* next = (const char*)(stored + stretch.depth * kPanelColumns);
-      const Span span{next, next + kPassBytes};
-      ReadAhead ahead(&span, &span + 1, lines_a_step(kPassBytes / 64, stretch, groups));
-      walk(call, row, groups, stretch, rows_of(stored), sums, ahead);
+      walk(call, row, groups, stretch, rows_of(stored), next, sums);
     }
   }
 };
@@ -171,11 +173,8 @@ struct CompactProducts {
   static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
                    const Stretch& stretch, const CompactStretch& packed, T* copy, float* sums) {
     packed.expand(copy);
-    const auto rows = rows_of((const T*)copy);
-    if (!Plain::in_passes(groups)) return Plain::walk(call, row, groups, stretch, rows, sums);
     const Span next{packed.end(), packed.end() + packed.bytes()};
-    ReadAhead ahead(&next, &next + 1, lines_a_step(packed.bytes() / 64, stretch, groups));
-    Plain::walk(call, row, groups, stretch, rows, sums, ahead);
+    Plain::walk(call, row, groups, stretch, rows_of((const T*)copy), next, sums);
   }
 };
 
