@@ -142,13 +142,25 @@ inline __attribute__((always_inline)) void load_codes(const uint8_t* words, int 
   }
 }
 
+// Memory this far ahead is asked for while words are multiplied: what prefetchers of processors do by
+// themselves leaves a tile of a few rows waiting for a third of its time.
+constexpr ptrdiff_t kAheadBytes = 2048;
+
+// The same columns of the words that come so much later.
+template <int Vectors>
+inline __attribute__((always_inline)) void ask_ahead(const uint8_t* words) {
+  constexpr int bytes = Vectors * kLanes * 4;
+  for (int b = 0; b < bytes; b += 64) __builtin_prefetch(words + kAheadBytes + b);
+}
+
 // A stretch of a group, of some columns, word after word.
 template <int Rows, int Vectors, int Bits>
 inline __attribute__((always_inline)) void add_words(Ints (&sums)[Rows][Vectors], const int8_t* x,
                                                      ptrdiff_t x_stride, const uint8_t* words,
                                                      int64_t depth) {
   constexpr int parts = 8 / Bits;
-  for (int64_t k = 0; k < depth; k += 4 * parts, words += 4 * kPanelColumns)
+  for (int64_t k = 0; k < depth; k += 4 * parts, words += 4 * kPanelColumns) {
+    ask_ahead<Vectors>(words);
     for (int part = 0; part < parts; ++part) {
       Ints row[Vectors];
       load_codes<Vectors, Bits>(words, part, row);
@@ -157,6 +169,7 @@ inline __attribute__((always_inline)) void add_words(Ints (&sums)[Rows][Vectors]
         for (int v = 0; v < Vectors; ++v) sums[r][v] = add_four(sums[r][v], row[v], four);
       }
     }
+  }
 }
 
 #if defined(TANDEM_SUMS_IN_INT16)
@@ -171,7 +184,8 @@ inline __attribute__((always_inline)) void add_shorts(Ints (&sums)[Rows][Vectors
   for (int64_t first = 0; first < depth; first += kShortDepth) {
     Ints shorts[Rows][Vectors] = {};
     const int64_t end = depth - first < kShortDepth ? depth : first + kShortDepth;
-    for (int64_t k = first; k < end; k += 8, words += 4 * kPanelColumns)
+    for (int64_t k = first; k < end; k += 8, words += 4 * kPanelColumns) {
+      ask_ahead<Vectors>(words);
       for (int part = 0; part < 2; ++part) {
         Ints row[Vectors];
         load_codes<Vectors, 4>(words, part, row);
@@ -181,6 +195,7 @@ inline __attribute__((always_inline)) void add_shorts(Ints (&sums)[Rows][Vectors
             shorts[r][v] = add_shorts(shorts[r][v], multiply_pairs(row[v], four));
         }
       }
+    }
     for (int r = 0; r < Rows; ++r)
       for (int v = 0; v < Vectors; ++v) sums[r][v] += sum_pairs(shorts[r][v]);
   }
