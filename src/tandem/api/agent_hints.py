@@ -17,8 +17,8 @@ _OSL, _PRIORITY = "nvext.agent_hints.osl", "nvext.agent_hints.priority"
 
 
 def with_hints(caller: Caller, body: GenerationBody) -> Caller:
-    """The caller with what the body says of its session. Raises `InvalidRequest` for what cannot be
-    a session's name, and for hints that contradict each other or the headers."""
+    """The caller with what the body says of its session and of outputs. Raises `InvalidRequest` for
+    what cannot be a session's name, and for hints that contradict each other or the headers."""
     hints, dynamo = body.agent or AgentHints(), _dynamo_hints(body)
     for name, value in ("agent.session", hints.session), ("session_id", body.session_id):
         if not is_printable(value or "", SESSION_CHARS):
@@ -39,6 +39,7 @@ def with_hints(caller: Caller, body: GenerationBody) -> Caller:
         pin_s=_agreed("agent.pin_s", hints.pin_s, PIN_HEADER, caller.pin_s or None) or 0.0,
         pause_s=hints.pause_s,
         expected_output_tokens=expected_tokens,
+        wants_sources=bool(body.return_token_sources),
     )
 
 

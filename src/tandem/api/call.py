@@ -20,6 +20,7 @@ from tandem.api.responses import ScalingReport, Usage
 from tandem.api.scaling_request import Scaling
 from tandem.api.search_request import ONE_SEQUENCE, Search
 from tandem.api.whole_response import AnswerFrame, Transcript
+from tandem.facts.request import TokenSource
 from tandem.facts.serving import Caller
 from tandem.text.tool_calls import ToolFormat
 
@@ -86,6 +87,10 @@ class Call:
         """The ids where the client wants them."""
         return list(tokens) if self.returns_token_ids else UNSET
 
+    def token_sources(self, delta: ChoiceDelta) -> list[TokenSource] | UnsetType:
+        """Of the delta's tokens, where the client wants them."""
+        return list(delta.sources) if self.body.return_token_sources else UNSET
+
     def is_silent(self, delta: ChoiceDelta) -> bool:
         """Whether the delta holds nothing that a client would see."""
         return not (
@@ -96,6 +101,7 @@ class Call:
             or delta.prompt_scores
             or delta.finish_reason
             or (delta.tokens and self.returns_token_ids)
+            or delta.sources
         )
 
 

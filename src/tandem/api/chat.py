@@ -168,6 +168,7 @@ class ChatWriter:
             finish_reason=delta.finish_reason,
             stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
             token_ids=call.token_ids(delta.tokens),
+            token_sources=call.token_sources(delta),
         )
         chunk = ChatChunk(**self._head, choices=[choice], usage=usage, scaling=scaling)
         if is_first and delta.choice == 0:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from tandem.api.degradation import Degradation
 from tandem.api.responses import CompletionTokensDetails, Finish, PromptTokensDetails, Usage
-from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
+from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput, TokenSource
 from tandem.facts.serving import EndFinder
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.call_markup import TAGS
@@ -81,9 +81,10 @@ class Presentation:
 class ChoiceDelta:
     """What one choice got since the last delta.
 
-    `tokens` are all that were generated, `shown` those that are part of the text, with their
-    logprobs; `reasoning_tokens` are those of the former that were reasoning, with its tags, as far
-    as that is known. So many `calls_before_text` began before its text, if it has any. So many
+    `tokens` are all that were generated, with their `sources` where somebody wants these, `shown`
+    those that are part of the text, with their logprobs; `reasoning_tokens` are those of the former
+    that were reasoning, with its tags, as far as that is known. So many `calls_before_text` began
+    before its text, if it has any. So many
     `held_chars` of all its text are not told yet, because a tool call may come of them.
     `cached_tokens` belongs to the prompt, and so do `prompt_scores`, which come once: of all its
     tokens but the first.
@@ -95,6 +96,7 @@ class ChoiceDelta:
     tool_calls: list[CallPart] = field(default_factory=list)
     calls_before_text: int = 0
     tokens: tuple[int, ...] = ()
+    sources: tuple[TokenSource, ...] = ()
     shown: Sequence[tuple[int, TokenLogprobs]] = ()
     finish_reason: Finish | None = None
     stop_reason: str | int | None = None
@@ -171,6 +173,7 @@ class ChoiceReader:
         else:
             delta.tokens = output.tokens[:read_tokens]
             delta.finish_reason, delta.stop_reason = "stop", self._matcher.matched
+        delta.sources = output.sources[: len(delta.tokens)]
         if output.logprobs:
             shown = delta.tokens if self._presentation.scores_end else visible[:read_tokens]
             delta.shown = list(zip(shown, output.logprobs, strict=False))

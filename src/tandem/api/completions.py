@@ -162,6 +162,7 @@ class CompletionWriter:
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             token_ids=call.token_ids(delta.tokens),
+            token_sources=call.token_sources(delta),
         )
         if is_first:
             choice.prompt_token_ids = call.token_ids(call.prompts[call.prompt_number(index)])

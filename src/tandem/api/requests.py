@@ -281,6 +281,10 @@ class GenerationBody(ModelBody, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: Annotated[bool | None, means("Adds the token ids of prompt and answer.")] = (
         None
     )
+    return_token_sources: Annotated[
+        bool | None,
+        means("With stream: which worker drew each token, and whether a draft had guessed it."),
+    ] = None
     return_tokens_as_token_ids: Annotated[
         bool | None, means('Log-probabilities name tokens as "token_id:123", not by their text.')
     ] = None

@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from tandem.facts.request import TokenSource
+
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 
 
@@ -181,6 +183,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     finish_reason: Finish | None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    token_sources: list[TokenSource] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -202,6 +205,7 @@ class CompletionChoice(Struct, kw_only=True):
     finish_reason: Finish | None
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
+    token_sources: list[TokenSource] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -110,6 +110,13 @@ class CascadeAnswer:
     repeatable: bool = True
 
 
+class TokenSource(NamedTuple):
+    """Which worker drew a token, and whether a draft had guessed it."""
+
+    worker: str
+    drafted: bool
+
+
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
     """What one sequence got since the last output.
@@ -120,7 +127,7 @@ class TokenOutput:
     `stopped_by_token` set: it counts as generated but is not part of the text. `cached_tokens`
     counts the prompt tokens whose KV was found in the prefix cache. `degraded` says what of the
     request was cut so that it could be admitted, as "max_tokens=256". `cascade` is None where one
-    model answers everything.
+    model answers everything. `sources` are parallel to `tokens`, or empty where nobody wants them.
     """
 
     tokens: tuple[int, ...]
@@ -131,3 +138,4 @@ class TokenOutput:
     degraded: str = ""
     cascade: CascadeAnswer | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    sources: tuple[TokenSource, ...] = ()

@@ -50,7 +50,8 @@ class Caller:
     `X-Request-Id` says. `call` is the size of a call of which the request is one of several;
     `served_by` is filled in where somebody wants to know. `end_finder` makes an
     `EndFinder` for the answer where stop strings may end it (None: there are none). What is asked
-    in the `background` gives way to everybody else, whatever it says of itself."""
+    in the `background` gives way to everybody else, whatever it says of itself. Who `wants_sources`
+    gets those of every token."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Caller:
     served_by: ServedBy | None = None
     end_finder: Callable[[], EndFinder] | None = None
     background: bool = False
+    wants_sources: bool = False
 
     @property
     def account(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from tandem.facts.errors import Overloaded, TandemError
-from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput
+from tandem.facts.request import FinishReason, TokenLogprobs, TokenOutput, TokenSource
 from tandem.messages.worker import EmitTokens
 
 # A token is one value, its log-probability and each alternative one more, of about 130 bytes.
@@ -26,9 +26,10 @@ class Backlog:
 
 
 class Mailbox:
-    """One reader, one writer, one event loop. `backlog` is shared with others."""
+    """One reader, one writer, one event loop. `backlog` is shared with others. A reader who
+    `wants_sources` gets those of its tokens."""
 
-    def __init__(self, backlog: Backlog | None = None) -> None:
+    def __init__(self, backlog: Backlog | None = None, *, wants_sources: bool = False) -> None:
         self.waiting_values = 0
         # Whether there was a token.
         self.begun = False
@@ -36,6 +37,8 @@ class Mailbox:
         self._arrived = asyncio.Event()
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._sources: list[TokenSource] = []
+        self._wants_sources = wants_sources
         self._reason: FinishReason | None = None
         self._stopped_by_token = False
         self._cached_tokens = 0
@@ -49,8 +52,8 @@ class Mailbox:
         """Whether the request has ended at the worker."""
         return self._reason is not None or (self._error is not None and not self._given_up)
 
-    def add_output(self, effect: EmitTokens, index: int) -> None:
-        """Entry `index` of the effect belongs to this request."""
+    def add_output(self, effect: EmitTokens, index: int, worker: str = "") -> None:
+        """Entry `index` of the effect, which this worker drew, belongs to this request."""
         if self._given_up:
             return
         values = 1
@@ -59,6 +62,12 @@ class Mailbox:
         if effect.logprobs and (logprobs := effect.logprobs[index]):
             self._logprobs.append(logprobs)
             values += 1 + len(logprobs.top)
+        if self._wants_sources:
+            # Of the tokens of one step all but the last were guessed.
+            ids = effect.request_ids
+            drafted = index + 1 < len(ids) and ids[index + 1] == ids[index]
+            self._sources.append(TokenSource(worker, drafted))
+            values += 1
         if effect.prompt_logprobs and (prompt := effect.prompt_logprobs[index]) is not None:
             self._prompt_logprobs = prompt
             values += _values_of(prompt)
@@ -89,6 +98,7 @@ class Mailbox:
         self._given_up = True
         self._error = error
         self._tokens, self._logprobs, self._prompt_logprobs = [], [], None
+        self._sources = []
         self._count(-self.waiting_values)
         self._arrived.set()
 
@@ -113,8 +123,9 @@ class Mailbox:
             self._cached_tokens,
             self._degraded,
             prompt_logprobs=self._take_prompt_logprobs(),
+            sources=tuple(self._sources),
         )
-        self._tokens, self._logprobs = [], []
+        self._tokens, self._logprobs, self._sources = [], [], []
         self._count(-self.waiting_values)
         return output
 
@@ -129,9 +140,11 @@ class Mailbox:
         # One stays, to carry the reason to end.
         count = min(len(self._tokens) - 1, max(1, MOST_TAKEN_VALUES // values_per_token))
         tokens, logprobs = tuple(self._tokens[:count]), tuple(self._logprobs[:count])
+        sources = tuple(self._sources[:count])
         del self._tokens[:count]
         del self._logprobs[:count]
-        self._count(-count - _values_of(logprobs))
+        del self._sources[:count]
+        self._count(-count - _values_of(logprobs) - len(sources))
         self._arrived.set()
         return TokenOutput(
             tokens,
@@ -139,6 +152,7 @@ class Mailbox:
             cached_tokens=self._cached_tokens,
             degraded=self._degraded,
             prompt_logprobs=prompt,
+            sources=sources,
         )
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
@@ -175,9 +189,10 @@ class Mailboxes:
         """Of all of them together."""
         return self._backlog.values
 
-    def open(self, request_id: str) -> Mailbox:
+    def open(self, request_id: str, *, wants_sources: bool = False) -> Mailbox:
         assert request_id not in self._open
-        mailbox = self._open[request_id] = Mailbox(self._backlog)
+        mailbox = Mailbox(self._backlog, wants_sources=wants_sources)
+        self._open[request_id] = mailbox
         return mailbox
 
     def close(self, request_id: str) -> bool:
@@ -186,11 +201,12 @@ class Mailboxes:
         mailbox.reader_left()
         return mailbox.closed
 
-    def deliver(self, effect: EmitTokens) -> None:
-        """Each token to its reader; tokens of readers who left are dropped."""
+    def deliver(self, effect: EmitTokens, worker: str = "") -> None:
+        """Each token, which this worker drew, to its reader; tokens of readers who left are
+        dropped."""
         for index, request_id in enumerate(effect.request_ids):
             if mailbox := self._open.get(request_id):
-                mailbox.add_output(effect, index)
+                mailbox.add_output(effect, index, worker)
         while self._backlog.values > self._most_waiting_values:
             slowest = max(self._open.values(), key=lambda each: each.waiting_values)
             problem = "the client reads too slowly, and what waits for it fills the server"
