@@ -154,7 +154,23 @@ def test_settings_change_the_cluster(journal, tmp_path):
     done = replay(journal, "--set", "pools.both.count=5", "--json", report)
     assert done.exit_code == 0, done.output
     runs = json.loads(report.read_text())["runs"]
-    assert [run["settings"]["pools"].split()[0] for run in runs] == ["2", "5"]
+    assert [run["settings"]["pools"].split()[0] for run in runs] == ["2", "2", "5"]
+
+
+def test_only_the_last_requests_are_played_and_the_unchanged_cluster_stands_beside(
+    journal, tmp_path
+):
+    figures = tmp_path / "figures.json"
+    played = replay(
+        journal, "--last", "0.3", "--set", "pools.both.count=3", "--json", figures, "--no-progress"
+    )
+    assert played.exit_code == 0, played.output
+    runs = json.loads(figures.read_text())["runs"]
+    assert [run["label"] for run in runs] == ["recorded", "unchanged", "cost"]
+    counts = {run["summary"]["requests"] for run in runs}
+    assert len(counts) == 1
+    assert 4 <= counts.pop() <= 7
+    assert [run["settings"]["pools"].split()[0] for run in runs] == ["2", "2", "3"]
 
 
 def test_without_its_beginning_it_can_only_be_simulated(journal, tmp_path):

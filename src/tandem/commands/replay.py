@@ -1,5 +1,6 @@
 """`tandem replay`: plays a gateway's journal, as it was decided or as others would have decided."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -21,6 +22,8 @@ from tandem.policy.planning.policies import PLANNINGS
 from tandem.policy.routing.policies import ROUTINGS
 
 DIFFERENT = 1
+# How a simulation of the recorded cluster is called beside those of a changed one.
+UNCHANGED = "unchanged"
 
 
 @flags
@@ -39,6 +42,14 @@ class OtherwiseOptions:
     settings: list[str] | None = settings_flag("pools.decode.count=4")
     slo: list[str] | None = flag(
         "The SLO, as ttft=2s,tpot=50ms. (default: the recorded)", default=None
+    )
+
+    last: float | None = flag(
+        "Only requests that arrived in the last so many seconds. (default: all)",
+        default=None,
+        metavar="SECONDS",
+        min=0.001,
+        show_default=False,
     )
 
     @property
@@ -147,9 +158,12 @@ def _simulate(
     console: Console,
 ) -> None:
     history = History(run.head, turns_of(run.records()))
+    if otherwise.last is not None:
+        history.keep_last(otherwise.last)
     rows = trace_rows(history)
     if not rows:
-        raise InvalidConfiguration(f"{run.name}: no request was recorded")
+        when = "" if otherwise.last is None else f" in the last {otherwise.last:g} s"
+        raise InvalidConfiguration(f"{run.name}: no request was recorded{when}")
     head, settings = run.head, otherwise.settings or ()
     configured = recorded_cluster(head.cluster, head.files, folder)
     changed = recorded_cluster(head.cluster, head.files, folder, settings)
@@ -160,6 +174,11 @@ def _simulate(
         otherwise.slo or (),
         keeps_decisions=output.records is not None,
     )
+    if settings:
+        # Beside what is changed: how far the simulator is from what was recorded.
+        as_it_was = recorded_shape(configured, configured, history)
+        (unchanged,) = trials_of(as_it_was, {}, otherwise.slo or (), keeps_decisions=False)
+        trials.insert(0, replace(unchanged, label=UNCHANGED))
     slo = trials[0].cluster.slo
     simulated = output.perform(trials, rows)
     recorded = recorded_run(recorded_shape(configured, configured, history), slo, history)

@@ -97,6 +97,18 @@ class History:
     def seconds(self) -> float:
         return (self.last_ns - self.first_ns) / 1e9
 
+    def keep_last(self, seconds: float) -> None:
+        """Forget the requests that had arrived before the last so many seconds."""
+        first_ns = self.last_ns - round(seconds * 1e9)
+        if first_ns <= self.first_ns:
+            return
+        self.first_ns = first_ns
+        self.requests = {
+            name: request
+            for name, request in self.requests.items()
+            if request.arrival_ns >= first_ns
+        }
+
     def _turn(self, turn: Turn) -> None:
         for record in turn.events:
             self._event(record, turn.at_ns)
