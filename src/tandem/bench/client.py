@@ -115,6 +115,10 @@ class Client:
         served = ", ".join(model.id for model in models) or "no model"
         raise RequestFailed(f"the server serves {served}, not {name!r}")
 
+    async def get(self, path: str) -> bytes:
+        """The body of an answer to GET. Raises `RequestFailed`."""
+        return await self._request("GET", path)
+
     async def token_ids(self, model: str, text: str) -> list[int]:
         """The token ids of a text; `ServerRefused` (404) where the server has no /tokenize."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}

@@ -183,7 +183,7 @@ def print_ready(console: Console, name: str, url: str, *, needs_key: bool, stops
     local = keys + ("" if url == DEFAULT_URL else f" --url {url}")
     console.print(
         f"\n[bold green]Ready.[/bold green] {name} is served on [bold]{url}/v1[/bold] "
-        f"(docs: {url}/docs, metrics: {url}/metrics)\n\n"
+        f"(page: {url}/, docs: {url}/docs, metrics: {url}/metrics)\n\n"
         f"  {own_command()} chat{local}\n"
         f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
         f"    -d '{body}'\n\n"

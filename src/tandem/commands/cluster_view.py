@@ -1,6 +1,7 @@
 """How a cluster looks in a terminal: its workers, what moved between them, what it went through,
 what its planner did."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
@@ -296,7 +297,12 @@ def _sum(views: Sequence[WorkerStatus]) -> WorkerStatus:
     """One worker as several gateways see it."""
     sums = {name: sum(getattr(view, name) for view in views) for name in _SUMMED}
     connectors = dict.fromkeys(name for view in views for name in view.connectors)
-    return structs.replace(views[0], connectors=tuple(connectors), **sums)
+    read_from: Counter[str] = Counter()
+    for view in views:
+        read_from.update(view.read_from)
+    return structs.replace(
+        views[0], connectors=tuple(connectors), read_from=dict(read_from), **sums
+    )
 
 
 _NUMBERS = ("blocks", "of", "stored", "fetched", "missed", "corrupt", "us a token")

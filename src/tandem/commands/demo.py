@@ -1,11 +1,12 @@
-"""`tandem demo`: a small cluster, two tenants and a load, and what the control of the cluster makes
-of it, told act by act with the figures that the clients measured."""
+"""`tandem demo`; with `--overload` a small cluster, two tenants and a load, and what the control of
+it makes of that, act by act, with the figures that the clients measured."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
@@ -16,13 +17,16 @@ from tandem.commands.demo_kill import CLUSTER as KILL_CLUSTER
 from tandem.commands.demo_kill import OVERRIDES as KILL_OVERRIDES
 from tandem.commands.demo_kill import KillDemo
 from tandem.commands.demo_load import DemoTenant, Rejection, Shape, TenantLoad
+from tandem.commands.demo_tour import CLUSTER as TOUR_CLUSTER
+from tandem.commands.demo_tour import OVERRIDES as TOUR_OVERRIDES
+from tandem.commands.demo_tour import Tour
 from tandem.commands.explain import find_histories, print_histories
 from tandem.commands.options import flag, flags, with_options
 from tandem.commands.terminal import plain_table, print_plain, terminal
 from tandem.commands.which_cluster import RunningCluster, state_directory
 from tandem.config.cluster.file import Cluster, find_cluster
 from tandem.config.cluster.live import read_live_cluster
-from tandem.facts.errors import TandemError
+from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.live.gateway.operators import NobodyAnswers, Operators
 from tandem.live.launching.state_directory import StateDirectory
 from tandem.live.launching.supervisor import Notice
@@ -57,14 +61,21 @@ class DemoOptions:
     """How it is shown."""
 
     seconds: float = flag("How long each load lasts.", default=15.0, min=3)
+    overload: bool = flag(
+        "Instead: two tenants, a flood, and a load that shifts.", "--overload", default=False
+    )
     kill: bool = flag(
         "Instead: tell a story, kill the worker that tells it, and compare.",
         "--kill",
         default=False,
     )
-    keep: bool = flag(
-        "Leave the cluster running at the end, until Ctrl-C.", "--keep", default=False
+    keep: bool | None = flag(
+        "Leave the cluster running at the end, until Ctrl-C. (default: the first demo does, in a "
+        "terminal)",
+        default=None,
+        show_default=False,
     )
+    browser: bool = flag("Open the page in a browser.", default=True)
     state_dir: Path | None = flag(
         "Where the cluster keeps its files while it runs. "
         "(default: a directory of this user, by the cluster's name)",
@@ -74,15 +85,22 @@ class DemoOptions:
 
 @with_options
 def demo_command(options: DemoOptions) -> None:
-    """Show on this machine what the control of a cluster does: early rejection protects a premium
-    tenant from a flood, a worker changes its role with the load, `explain` says why.
+    """Show on this machine what a cluster does: two prefill and two decode workers with a shared
+    pool tell stories to six clients, a worker is killed in the middle of it, no stream breaks; the
+    page is opened in a browser. Takes half a minute, two cores and no network; then Ctrl-C.
 
-    Takes about a minute, two cores and no network. With --kill another one of some seconds: the
-    worker that tells a story dies in mid-sentence, and the story goes on, letter by letter as
+    With --overload another one of a minute: early rejection protects a premium tenant from a flood,
+    a worker changes its role with the load, `explain` says why. With --kill one of some seconds:
+    the worker that tells a story dies in mid-sentence, and the story goes on, letter by letter as
     undisturbed.
     """
+    if options.kill and options.overload:
+        raise InvalidConfiguration("--kill and --overload are two demos; choose one of both")
     if options.kill:
         demo_kill(options)
+        return
+    if not options.overload:
+        demo_tour(options)
         return
     file = read_live_cluster(CLUSTER)
     directory = state_directory(file.cluster.name, options.state_dir)
@@ -99,6 +117,25 @@ def demo_command(options: DemoOptions) -> None:
             await asyncio.Event().wait()
 
     run_cluster(file, directory, screen, RunLimits(), visit)
+    console.print("The cluster has ended.")
+
+
+def demo_tour(options: DemoOptions) -> None:
+    """The demo of everything at once."""
+    with TemporaryDirectory(prefix="tandem-demo-") as journal:
+        file = read_live_cluster(TOUR_CLUSTER, (*TOUR_OVERRIDES, f"journal.directory={journal}"))
+        directory = state_directory(file.cluster.name, options.state_dir)
+        console = terminal()
+        cuts = check_before_start(file, directory)
+        screen = Screen(console, CTRL_C)
+        screen.starting(f"cluster {file.cluster.name} with {file.cluster.model}", cuts)
+        stays = console.is_terminal if options.keep is None else options.keep
+
+        async def visit() -> None:
+            tour = Tour(console, directory, options.seconds, options.browser)
+            await tour.play(stays=stays)
+
+        run_cluster(file, directory, screen, RunLimits(), visit)
     console.print("The cluster has ended.")
 
 
@@ -270,7 +307,7 @@ class Demo:
         _say(
             self.console,
             f"The cluster file is {find_cluster(CLUSTER)}. In another terminal, beside "
-            "`tandem demo --keep` or `tandem up demo`:",
+            "`tandem demo --overload --keep` or `tandem up demo`:",
         )
         for command in (
             "tandem status --watch 1",

@@ -18,6 +18,8 @@ VERBS: Final = {
     "up": "tandem.commands.up:up_command",
     "demo": "tandem.commands.demo:demo_command",
     "status": "tandem.commands.status:status_command",
+    "top": "tandem.commands.top:top_command",
+    "page": "tandem.commands.page:page_command",
     "explain": "tandem.commands.explain:explain_command",
     "drain": "tandem.commands.drain:drain_command",
     "undrain": "tandem.commands.drain:undrain_command",
@@ -40,6 +42,7 @@ VERBS: Final = {
     "calibrate": "tandem.commands.calibrate:calibrate_command",
     "simulate": "tandem.commands.simulate:simulate_command",
     "replay": "tandem.commands.replay:replay_command",
+    "report": "tandem.commands.report:report_command",
 }
 # What was a verb, and what its user is told.
 FORMER_VERBS: Final = {
