@@ -10,7 +10,8 @@ from pathlib import Path
 from tandem.live.launching.state_directory import StateDirectory
 from tests.waiting import until
 
-DEMO = (sys.executable, "-u", "-m", "tandem", "demo", "--seconds", "3")
+TOUR = (sys.executable, "-u", "-m", "tandem", "demo", "--seconds", "3", "--no-browser")
+DEMO = (*TOUR, "--overload")
 
 
 def figures(printed: str, service_class: str) -> list[tuple[int, int, int, int, int]]:
@@ -53,6 +54,21 @@ def test_the_demo_protects_premium_flips_a_worker_and_explains(tmp_path: Path) -
     assert record is not None
     assert len(record.processes) == 4
     until(lambda: not any(process.alive for process in record.processes.values()))
+
+
+def test_the_tour_kills_a_worker_and_no_stream_breaks(tmp_path: Path) -> None:
+    command = [*TOUR, "--state-dir", str(tmp_path / "s")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = ended.stdout
+    assert re.search(r"http://127.0.0.1:\d+/#/cluster&key=operator-\w+", told), told
+    assert re.search(r"kill -9 \d+: decode-\d is dead, with [1-6] streams under way", told), told
+    found = re.search(r"(\d+) streams ended, 0 broke. (\d+) went on at another worker", told)
+    assert found is not None, told
+    assert int(found[1]) >= 6
+    assert int(found[2]) >= 1
+    assert "letter by letter the same" in told.replace("\n", " ")
+    assert "tandem top --url" in told
 
 
 def test_a_story_goes_on_when_the_worker_that_tells_it_is_killed(tmp_path: Path) -> None:

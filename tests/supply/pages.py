@@ -17,6 +17,9 @@ what is installed and with the list of licences that are allowed.
 
 Builds of torch for CUDA, and the extra `nixl` on machines with GPUs, bring packages of NVIDIA
 (`nvidia-*`, under NVIDIA's own terms) and Triton (MIT); they are not listed here.
+
+The page of a server holds lit-html 3.3.3 (BSD-3-Clause) and uPlot 1.6.32 (MIT), as their authors
+publish them, with their licences beside it.
 """
 TITLES = {RUNTIME: "Always installed"}
 USED_FOR = {

@@ -100,6 +100,10 @@ def test_what_runs_beside_the_code_is_in_it(wheel):
         "tandem/kernels/cpp/attention.cpp",
         "tandem/kernels/cpp/tile.h",
         "tandem/api/docs_page/page.html",
+        "tandem/api/page/files/index.html",
+        "tandem/api/page/files/app.js",
+        "tandem/api/page/licences/uplot.txt",
+        "tandem/report/files/report.html",
         "tandem/bench/tasks/data/tools.toml",
     ):
         assert name in names

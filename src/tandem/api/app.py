@@ -43,6 +43,8 @@ from tandem.api.messages import messages_endpoints
 from tandem.api.metrics_page import PAGE_TYPES, metrics_page
 from tandem.api.openapi import ApiEndpoint, document_route, openapi_maker
 from tandem.api.operator_endpoints import adapter_endpoints, prefix_cache_endpoint
+from tandem.api.page.files import page_routes
+from tandem.api.page.observed import observed_endpoints
 from tandem.api.rate_limit_headers import NAMES as RATE_LIMIT_HEADERS
 from tandem.api.response_cache import ResponseCache
 from tandem.api.response_store import ResponseStore
@@ -62,6 +64,7 @@ from tandem.api.whole_response import ResponseBudget
 from tandem.facts.adapter import ServedAdapter
 from tandem.facts.encoding import EncoderCard, Encoders
 from tandem.facts.errors import TandemError
+from tandem.facts.overview import Observed, Operated
 from tandem.facts.serving import AdapterModels, Generator
 from tandem.text.model import TextModel
 
@@ -80,13 +83,15 @@ def build_app(
     load: ServerLoad | None = None,
     encoders: Encoders | None = None,
     batches: BatchRunner | None = None,
+    observed: Observed | None = None,
+    operated: Operated | None = None,
 ) -> Starlette:
     """The HTTP application over `generator`, in the shapes of OpenAI's and of Anthropic's API and
     of the Open Inference Protocol; an ASGI server runs it. A `log` gets a line for each call;
     `ring` and `cache` are those of `config`, for whoever changes them later; `adapters` are served
     as models of their own (None: there can be none); `load` counts calls; `encoders` are served
     beside the model; `batches` run their requests through the same endpoints (None: there are
-    none).
+    none). The page shows what is `observed`, whose workers can be `operated` (None: cannot).
     Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     load, ring = load or ServerLoad(), ring or KeyRing(config)
@@ -115,6 +120,7 @@ def build_app(
         prefix_cache_endpoint(context),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
         *(encoder_endpoints(context, encoders) if encoders is not None else ()),
+        *(observed_endpoints(context, observed, operated) if observed is not None else ()),
     ]
     if batches is not None:
         callees = Callees(endpoints, (ring, operators), load, _ERRORS, log)
@@ -123,7 +129,7 @@ def build_app(
     openapi = openapi_maker("Tandem", VERSION, endpoints, limits, has_keys=config.has_keys)
     routes = [load.counting(each.route) if each.is_load else each.route for each in endpoints]
     app = Starlette(
-        routes=[*routes, document_route(openapi), reference_route(openapi)],
+        routes=[*routes, document_route(openapi), reference_route(openapi), *page_routes()],
         middleware=[
             Middleware(
                 HttpCounting,

@@ -13,6 +13,7 @@ from tandem.api.config import ApiConfig
 from tandem.api.connections.table import client_network
 from tandem.api.errors import REQUEST_ID, Refusal, calls_anthropic, error_response
 from tandem.api.key_ring import KeyRing, digest_of
+from tandem.api.page.files import PAGE_PATHS
 from tandem.facts.rate_limits import background_account
 
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
@@ -29,6 +30,7 @@ OPEN_PATHS = frozenset(
         "/v2/health/live",
         "/v2/health/ready",
     }
+    | PAGE_PATHS
 )
 # Where the scope of a call says whose key it came with.
 TENANT = "tandem.tenant"

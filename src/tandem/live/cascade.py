@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
 
+import msgspec
+
 from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed
+from tandem.facts.overview import Observed, Overview, RequestLine, RequestStory
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import (
     CascadeAnswer,
@@ -34,7 +37,7 @@ _TURN_TOKENS = 64
 _LEAST_S = 1e-3
 
 
-class LocalGenerator(Generator, Protocol):
+class LocalGenerator(Generator, Observed, Protocol):
     """A generator in this process, which serves between `start` and `close` or `stop`."""
 
     async def start(self) -> None: ...
@@ -191,6 +194,27 @@ class Cascade:
         """See the port `Generator`. That of both models."""
         await self._small.reset_prefix_cache(external=external)
         await self._large.reset_prefix_cache(external=external)
+
+    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+        """See the port `Observed`: what the large model says, with both workers."""
+        large = self._large.overview(account, since_bin)
+        small = self._small.overview(account, since_bin)
+        return msgspec.structs.replace(large, workers=(*small.workers, *large.workers))
+
+    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+        """See the port `Observed`: of both models, in which a request has the same id."""
+        lines = [
+            *self._large.latest_requests(account, most),
+            *self._small.latest_requests(account, most),
+        ]
+        return sorted(lines, key=lambda line: line.ago_s)[:most]
+
+    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+        """See the port `Observed`: the small model's first."""
+        return [
+            *self._small.request_stories(account, name),
+            *self._large.request_stories(account, name),
+        ]
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """Those of each model under its own name, and those of the cascade."""

@@ -21,15 +21,20 @@ from tandem.facts.errors import (
     Rejection,
     RequestFailed,
 )
+from tandem.facts.fleet import Role
+from tandem.facts.overview import Overview, RequestLine, RequestStory, WorkerOverview
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
 from tandem.facts.serving import ANYBODY, Caller, MetricFamily, ModelCard
 from tandem.facts.slo import IN_BACKGROUND, LOWER_ONLY, ClientPriorities
-from tandem.facts.steps import StepResult
-from tandem.live.clock import now_ns
+from tandem.facts.steps import Placement, StepResult
+from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.engine_thread import EngineThread, PlanRunner
+from tandem.live.gateway.history import Asker, RequestHistories
 from tandem.live.mailbox import Mailbox, Mailboxes
+from tandem.live.request_view import request_line, request_story
+from tandem.messages.router import Explain
 from tandem.messages.worker import (
     EmitTokens,
     FailRequest,
@@ -44,9 +49,12 @@ from tandem.messages.worker import (
     WorkerEvent,
 )
 from tandem.observe.metrics import ShownAdapters, WorkerMetrics
+from tandem.report.record import Ending
 
 logger = logging.getLogger(__name__)
 
+# Of what is remembered of the requests of the last hour.
+HISTORY_BYTES = 32 << 20
 Input = Request | RequestsAborted | PrefixCacheReset | StepDone
 
 
@@ -74,6 +82,8 @@ class LocalWorker:
         )
         self._priorities = priorities
         self._mailboxes = Mailboxes()
+        self._histories = RequestHistories("", HISTORY_BYTES)
+        self._began_ns = now_ns()
         self._inbox = EventInbox[Input]()
         self._task: asyncio.Task[None] | None = None
         self._failed = False
@@ -115,7 +125,55 @@ class LocalWorker:
 
     def satisfied(self, request_id: str) -> None:
         """See the port `Generator`."""
-        self.metrics.requests.ended(request_id, FinishReason.STOP, now_ns())
+        at_ns = now_ns()
+        self.metrics.requests.ended(request_id, FinishReason.STOP, at_ns)
+        self._histories.request_ended(request_id, Ending.FINISHED, str(FinishReason.STOP), at_ns)
+
+    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+        """See the port `Observed`. One worker that takes both phases."""
+        at_ns, requests = now_ns(), self.metrics.requests
+        machine = self.machine
+        pool, timeline = machine.sequences.pool, requests.timeline
+        worker = WorkerOverview(
+            worker=self.card.names[0],
+            role=Role.BOTH.value,
+            state="ready" if self.ready else "draining",
+            running=len(machine.sequences.running),
+            waiting=len(machine.planner.waiting),
+            used_blocks=pool.block_count - pool.free_blocks,
+            total_blocks=pool.block_count,
+            block_size=machine.config.block_size,
+            prompts=requests.begun,
+            output_tokens=requests.drawn_tokens,
+        )
+        queues = requests.queues()
+        return Overview(
+            server="server",
+            model=self.card.names[0],
+            up_s=(at_ns - self._began_ns) / NS_PER_S,
+            workers=(worker,),
+            tiers=(),
+            queues=tuple(each for each in queues if account in (None, each.tenant)),
+            promised=(),
+            bin_s=timeline.bin_ns / NS_PER_S,
+            current_bin=timeline.number_at(at_ns),
+            bins=tuple(timeline.since(since_bin, at_ns)),
+            waiting=sum(each.waiting for each in queues),
+            running=sum(each.running for each in queues),
+            finished=requests.ended_requests,
+        )
+
+    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+        """See the port `Observed`."""
+        at_ns = now_ns()
+        found = self._histories.latest(account, most, at_ns)
+        return [request_line(each, at_ns) for each in found]
+
+    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+        """See the port `Observed`."""
+        at_ns = now_ns()
+        found = self._histories.find(name, at_ns)
+        return [request_story(each, at_ns) for each in found if account in (None, each.tenant)]
 
     def service_class(self, caller: Caller) -> str:
         """See the port `Generator`. Only clusters have classes."""
@@ -154,9 +212,12 @@ class LocalWorker:
             priority = IN_BACKGROUND
         deadline_s = sooner(request.deadline_s, caller.deadline_s)
         request = replace(request, priority=priority, account=caller.account, deadline_s=deadline_s)
-        mailbox = self._mailboxes.open(request.request_id)
+        mailbox = self._mailboxes.open(request.request_id, wants_sources=caller.wants_sources)
         self._inbox.enqueue(request)
-        self.metrics.requests.arrived(request, now_ns())
+        arrival_ns = now_ns()
+        self.metrics.requests.arrived(request, arrival_ns)
+        asker = Asker(caller.account, "", caller.session, caller.call_id)
+        self._histories.request_arrived(request, asker, arrival_ns)
         finished = False
         timer: asyncio.TimerHandle | None = None
         if deadline_s:
@@ -174,6 +235,8 @@ class LocalWorker:
             if not mailbox.closed:
                 self._inbox.enqueue(RequestsAborted((request.request_id,)))
                 self.metrics.requests.ended(request.request_id, FinishReason.ABORT, now_ns())
+            # Unless it ended before.
+            self._ended(request.request_id, Ending.FAILED, "its client left", now_ns())
 
     async def _hold_adapter(self, adapter: Adapter) -> None:
         """Raises `RequestFailed` when it cannot be had."""
@@ -199,10 +262,13 @@ class LocalWorker:
         self._inbox.enqueue(RequestsAborted((request.request_id,)))
         if mailbox.begun:
             self.metrics.requests.ended(request.request_id, FinishReason.DEADLINE, now_ns())
+            reason = str(FinishReason.DEADLINE)
+            self._ended(request.request_id, Ending.FINISHED, reason, now_ns())
             mailbox.end(FinishReason.DEADLINE)
         else:
-            self.metrics.requests.rejected(request.request_id, Rejection.DEADLINE)
+            self.metrics.requests.rejected(request.request_id, Rejection.DEADLINE, now_ns())
             problem = f"no first token came within its deadline of {request.deadline_s:g} s"
+            self._ended(request.request_id, Ending.REJECTED, problem, now_ns())
             mailbox.fail(Overloaded(problem, 1.0))
 
     async def _drive(self) -> None:
@@ -231,17 +297,31 @@ class LocalWorker:
                 case RunStep(plan):
                     self._engine_thread.submit(plan)
                     self.metrics.planned(plan, instant_ns)
+                    for placement in plan.placements:
+                        self._placed(placement, instant_ns)
                 case EmitTokens():
-                    self._mailboxes.deliver(effect)
+                    self._mailboxes.deliver(effect, self.card.names[0])
                     self.metrics.requests.emitted(effect, instant_ns)
+                    self._histories.delivered(effect, instant_ns)
                 case Refuse(request_id, error):
-                    self.metrics.requests.rejected(request_id, Rejection.QUEUE)
+                    self._ended(request_id, Ending.REJECTED, str(error), instant_ns)
+                    self.metrics.requests.rejected(request_id, Rejection.QUEUE, instant_ns)
                     self._mailboxes.fail(request_id, error)
                 case FailRequest(request_id, reason):
+                    self._ended(request_id, Ending.FAILED, reason, instant_ns)
                     self.metrics.requests.failed(request_id, instant_ns)
                     self._mailboxes.fail(request_id, RequestFailed(reason))
                 case ReportBlocks():
                     pass  # one worker, no router: nobody routes by its cache
+
+    def _placed(self, placement: Placement, instant_ns: int) -> None:
+        """Its first step begins, or it goes on after it was put back."""
+        resumed = len(placement.tokens) > placement.prompt_tokens
+        text = "goes on after it was preempted" if resumed else "its first step begins"
+        self._histories.explain(Explain(placement.request_id, "schedule", text), instant_ns)
+
+    def _ended(self, request_id: str, ending: Ending, reason: str, instant_ns: int) -> None:
+        self._histories.request_ended(request_id, ending, reason, instant_ns)
 
     def _step_done(self, result: StepResult) -> None:
         self._inbox.enqueue(StepDone(result))

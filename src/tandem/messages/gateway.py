@@ -212,8 +212,8 @@ GatewayEffect = (
 
 class WorkerCounters(Struct):
     """What a worker has done since it joined. `seconds` are those spent reading KV from others,
-    `moved_bytes` what it read, `sent_bytes` what others read from it. `fetches` from slower tiers
-    brought `fetched_tokens`."""
+    `moved_bytes` what it read, `read_from` the same by the worker that had it, `sent_bytes` what
+    others read from it. `fetches` from slower tiers brought `fetched_tokens`."""
 
     prompts: int = 0
     output_tokens: int = 0
@@ -224,6 +224,7 @@ class WorkerCounters(Struct):
     spans: int = 0
     seconds: float = 0.0
     connectors: tuple[str, ...] = ()
+    read_from: dict[str, int] = field(default_factory=dict)
     fetches: int = 0
     failed_fetches: int = 0
     fetched_tokens: int = 0

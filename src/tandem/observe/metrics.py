@@ -15,17 +15,23 @@ from tandem.cluster.worker.load import adapter_figures
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.adapter import AdapterMemory
 from tandem.facts.errors import Rejection
+from tandem.facts.overview import QueueOverview
 from tandem.facts.request import FinishReason, Request
+from tandem.facts.slo import Slo
 from tandem.facts.step_totals import DraftTotals
 from tandem.facts.steps import StepPlan
 from tandem.messages.worker import EmitTokens
 from tandem.observe.adapter_metrics import AdapterNames, adapter_metrics
 from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, TOKENS, ModelRegistry, family
 from tandem.observe.tenant_metrics import OneTenant, TenantMetrics
+from tandem.observe.timeline import OpenBin, Timeline
 
 NS_PER_S = 1e9
 # How vLLM calls the end of a request that failed, beside the reasons that we share.
 FAILED = "error"
+# Ends of a request that its client wanted, or had asked for.
+_FINISHED = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+NO_SLO = Slo()
 
 
 @dataclass(slots=True)
@@ -35,6 +41,9 @@ class RequestClock:
     arrived_ns: int
     prompt_tokens: int
     max_tokens: int
+    account: str
+    service_class: str
+    slo: Slo
     scheduled_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
@@ -47,10 +56,12 @@ class RequestMetrics:
     caller says when things happen."""
 
     def __init__(self, registry: ModelRegistry, tenants: TenantMetrics | None = None) -> None:
+        self.timeline = Timeline()
         self._clocks: dict[str, RequestClock] = {}
         self.tenants = tenants
         # Of the prompts whose answers have begun: their tokens, and those that were found cached.
         self.looked_up_tokens = self.found_tokens = 0
+        self.begun = self.ended_requests = self.drawn_tokens = 0
         histogram = registry.histogram
         self._queue = histogram("request_queue_time_seconds", "Arrival to first step")
         self._ttft = histogram("time_to_first_token_seconds", "Arrival to first token")
@@ -87,8 +98,22 @@ class RequestMetrics:
         """Requests that have arrived and not ended."""
         return len(self._clocks)
 
-    def arrived(self, request: Request, now_ns: int) -> None:
-        clock = RequestClock(now_ns, len(request.prompt_tokens), request.sampling.max_tokens)
+    def queues(self) -> list[QueueOverview]:
+        """The requests that have not ended, by class and by whose they are."""
+        counts: dict[tuple[str, str], list[int]] = {}
+        for clock in self._clocks.values():
+            count = counts.setdefault((clock.service_class, clock.account), [0, 0])
+            count[bool(clock.scheduled_ns)] += 1
+        return [QueueOverview(*whose, *count) for whose, count in sorted(counts.items())]
+
+    def arrived(
+        self, request: Request, now_ns: int, service_class: str = "", slo: Slo = NO_SLO
+    ) -> None:
+        """A request of this class, which is promised this."""
+        clock = RequestClock(
+            *(now_ns, len(request.prompt_tokens), request.sampling.max_tokens),
+            *(request.account, service_class, slo),
+        )
         if self.tenants is not None:
             clock.tenant = self.tenants.of(request.tenant)
             clock.tenant.requests.inc()
@@ -106,17 +131,19 @@ class RequestMetrics:
                 self._max_tokens.observe(clock.max_tokens)
                 self._prompt_tokens.inc(clock.prompt_tokens)
 
-    def rejected(self, request_id: str, by: Rejection) -> None:
+    def rejected(self, request_id: str, by: Rejection, now_ns: int) -> None:
         """It does not run. Its client may have left before."""
         self._rejections.inc()
+        self.timeline.at(now_ns).reject(by)
         clock = self._clocks.pop(request_id, None)
         if clock is not None and clock.tenant is not None:
             clock.tenant.open_requests.dec()
             clock.tenant.rejections[by].inc()
 
-    def rejected_at_once(self, tenant: str, by: Rejection) -> None:
+    def rejected_at_once(self, tenant: str, by: Rejection, now_ns: int) -> None:
         """The request of a tenant was refused before it had arrived."""
         self._rejections.inc()
+        self.timeline.at(now_ns).reject(by)
         if self.tenants is not None:
             of_tenant = self.tenants.of(tenant)
             of_tenant.requests.inc()
@@ -124,11 +151,14 @@ class RequestMetrics:
 
     def emitted(self, emission: EmitTokens, now_ns: int) -> None:
         self._generation_tokens.inc(len(emission.tokens))
+        self.drawn_tokens += len(emission.tokens)
+        time_bin = self.timeline.at(now_ns)
+        time_bin.output_tokens += len(emission.tokens)
         for request_id, reason, cached_tokens in zip(
             emission.request_ids, emission.finish_reasons, emission.cached_tokens, strict=True
         ):
             if clock := self._clocks.get(request_id):
-                self._token(clock, cached_tokens, now_ns)
+                self._token(clock, cached_tokens, time_bin, now_ns)
                 if reason:
                     self.ended(request_id, reason, now_ns)
 
@@ -151,8 +181,11 @@ class RequestMetrics:
         if clock is None:
             return
         self._finished[reason].inc()
+        self.ended_requests += 1
         if clock.tenant is not None:
             clock.tenant.open_requests.dec()
+        time_bin = self.timeline.at(now_ns)
+        time_bin.failed += reason == FAILED
         if not clock.answer_tokens:
             return
         self._answer.observe(clock.answer_tokens)
@@ -163,16 +196,26 @@ class RequestMetrics:
         tpot_s = decode_s / (clock.answer_tokens - 1) if clock.answer_tokens > 1 else None
         if tpot_s is not None:
             self._tpot.observe(tpot_s)
+        if reason in _FINISHED:
+            ttft_s = (clock.first_token_ns - clock.arrived_ns) / NS_PER_S
+            total_s = (clock.last_token_ns - clock.arrived_ns) / NS_PER_S
+            kept = clock.slo.kept(ttft_s, tpot_s, total_s)
+            time_bin.finish(None if tpot_s is None else round(tpot_s * NS_PER_S), kept=kept)
         if clock.tenant is not None:
             clock.tenant.generation_tokens.inc(clock.answer_tokens)
             if tpot_s is not None:
                 clock.tenant.tpot.observe(tpot_s)
 
-    def _token(self, clock: RequestClock, cached_tokens: int, now_ns: int) -> None:
+    def _token(
+        self, clock: RequestClock, cached_tokens: int, time_bin: OpenBin, now_ns: int
+    ) -> None:
         if clock.answer_tokens:
             self._gap.observe((now_ns - clock.last_token_ns) / NS_PER_S)
+            time_bin.itl.add(now_ns - clock.last_token_ns)
         else:
             clock.first_token_ns = now_ns
+            self.begun += 1
+            time_bin.begin(now_ns - clock.arrived_ns, clock.prompt_tokens, cached_tokens)
             self._ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
             self._prefill.observe((now_ns - clock.scheduled_ns) / NS_PER_S)
             self._computed.observe(clock.prompt_tokens - cached_tokens)

@@ -102,11 +102,12 @@ class Registry(Generic[P]):
 class Counters(WorkerCounters):
     """What a worker has done, as its moves and fetches end."""
 
-    def read(self, report: MoveReport) -> None:
-        """A move that it carried out."""
+    def read(self, source: str, report: MoveReport) -> None:
+        """A move from this worker that it carried out."""
         self.transfers += 1
         self.failed_transfers += not report.arrived
         self.moved_bytes += report.moved_bytes
+        self.read_from[source] = self.read_from.get(source, 0) + report.moved_bytes
         self.spans += report.spans
         self.seconds += report.seconds
         if report.connector and report.connector not in self.connectors:
@@ -375,6 +376,9 @@ class PoolNodes(Registry[PoolNode]):
 def worker_status(member: Member, last_seen_s: float, correction: Correction) -> WorkerStatus:
     """One worker, whose last message came `last_seen_s` ago."""
     register = member.registration
+    counted = structs.asdict(member.counters)
+    # A status stays as it was when it was asked for.
+    counted["read_from"] = dict(member.counters.read_from)
     return WorkerStatus(
         worker=member.name,
         pool=register.pool,
@@ -391,7 +395,7 @@ def worker_status(member: Member, last_seen_s: float, correction: Correction) ->
         drafts=member.drafts,
         adapters=member.adapters,
         correction=correction,
-        **structs.asdict(member.counters),
+        **counted,
     )
 
 

@@ -134,7 +134,7 @@ class Routing:
             # Nobody waits for it any more, or it was reported twice.
             return
         if source:
-            member.counters.read(report)
+            member.counters.read(source, report)
             transfers = self.links.transfer_over(message.transfer_id, now_ns) or 1.0
             changed = self._costs.transfer_measured(source, member.name, report, transfers, now_ns)
             self.reprice(changed)

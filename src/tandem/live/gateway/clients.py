@@ -12,7 +12,8 @@ from tandem.facts.errors import (
     TandemError,
 )
 from tandem.facts.request import FinishReason, Request
-from tandem.facts.serving import ServedBy
+from tandem.facts.serving import ANYBODY, Caller, ServedBy
+from tandem.facts.slo import Slo
 from tandem.live.clock import now_ns
 from tandem.live.mailbox import Mailbox, Mailboxes
 from tandem.messages.router import AnnounceDegraded, CutOff, LeaveOut, Reject
@@ -34,29 +35,35 @@ class Clients:
         self._satisfied: set[str] = set()
 
     def arrived(
-        self, request: Request, served_by: ServedBy | None = None
+        self,
+        request: Request,
+        service_class: str,
+        slo: Slo,
+        caller: Caller = ANYBODY,
     ) -> tuple[Mailbox, str | None]:
         """One more, and the id of another one that gave way to it: that one was refused, and nobody
-        need work for it any more. Which workers get it is added to `served_by`. Raises
+        need work for it any more. Which workers get it is added to the `served_by` of its caller.
+        Raises
         `InvalidRequest` for an id that is taken, `Overloaded` when too many wait."""
         request_id, demand = request.request_id, self.demand
         if request_id in self._mailboxes:
             own_id = request_id.rpartition("/")[2]
             raise InvalidRequest("request_id", f"{own_id!r} is already running")
-        waiting, retry_s = len(self._places), demand.retry_after_s()
+        waiting, retry_s, instant_ns = len(self._places), demand.retry_after_s(), now_ns()
         entry = self._places.enter(request_id, request.account)
         if not entry.admitted:
-            self.metrics.requests.rejected_at_once(request.tenant, Rejection.QUEUE)
+            self.metrics.requests.rejected_at_once(request.tenant, Rejection.QUEUE, instant_ns)
             raise Overloaded(f"{waiting} requests wait already", retry_s)
         if entry.gives_way is not None:
-            self.metrics.requests.rejected(entry.gives_way, Rejection.QUEUE)
+            self.metrics.requests.rejected(entry.gives_way, Rejection.QUEUE, instant_ns)
             error = Overloaded(f"{waiting + 1} requests wait, most of them yours", retry_s)
             self._mailboxes.fail(entry.gives_way, error)
         demand.arrived(request_id)
-        self.metrics.requests.arrived(request, now_ns())
-        if served_by is not None:
-            self._served_by[request_id] = served_by
-        return self._mailboxes.open(request_id), entry.gives_way
+        self.metrics.requests.arrived(request, instant_ns, service_class, slo)
+        if caller.served_by is not None:
+            self._served_by[request_id] = caller.served_by
+        mailbox = self._mailboxes.open(request_id, wants_sources=caller.wants_sources)
+        return mailbox, entry.gives_way
 
     def satisfied(self, request_id: str, instant_ns: int) -> bool:
         """The reader has all it wants, and will read no more. Gives whether the workers should drop
@@ -92,16 +99,17 @@ class Clients:
             if served_by := self._served_by.get(request_id):
                 served_by.workers[worker] = None
 
-    def deliver(self, emission: EmitTokens, instant_ns: int) -> None:
-        self._mailboxes.deliver(emission)
+    def deliver(self, emission: EmitTokens, worker: str, instant_ns: int) -> None:
+        """Tokens that this worker drew."""
+        self._mailboxes.deliver(emission, worker)
         for request_id in emission.request_ids:
             if self.demand.got_token(request_id, instant_ns):
                 self._places.leave(request_id)
         self.metrics.requests.emitted(emission, instant_ns)
 
-    def reject(self, effect: Reject) -> None:
+    def reject(self, effect: Reject, instant_ns: int) -> None:
         """Refused for now, or, when no waiting helps, for what the request is."""
-        self.metrics.requests.rejected(effect.request_id, effect.by)
+        self.metrics.requests.rejected(effect.request_id, effect.by, instant_ns)
         self._places.leave(effect.request_id)
         error: TandemError
         if effect.retry_after_s:
@@ -112,9 +120,9 @@ class Clients:
             error = InvalidRequest(field, problem)
         self._mailboxes.fail(effect.request_id, error)
 
-    def leave_out(self, effect: LeaveOut) -> None:
+    def leave_out(self, effect: LeaveOut, instant_ns: int) -> None:
         """Its call goes on without it."""
-        self.metrics.requests.rejected(effect.request_id, Rejection.ADMISSION)
+        self.metrics.requests.rejected(effect.request_id, Rejection.ADMISSION, instant_ns)
         self.metrics.degraded("n")
         self._places.leave(effect.request_id)
         self._mailboxes.fail(effect.request_id, LeftOut(effect.reason, 0.0))

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from tandem.cluster.gateway.configuration import ConfigurationChanged
 from tandem.cluster.gateway.machine import GatewayMachine
@@ -17,6 +19,8 @@ from tandem.facts.errors import (
     Rejection,
     TandemError,
 )
+from tandem.facts.fleet import Role
+from tandem.facts.overview import Otherwise, Overview, RequestLine, RequestStory, TriedRun
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
 from tandem.facts.serving import ANYBODY, Caller, MetricFamily, ModelCard
@@ -27,7 +31,11 @@ from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.history import Asker, RequestHistories
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
+from tandem.live.gateway.overview import gateway_overview, promised_latencies
+from tandem.live.gateway.what_if import WhatIf
 from tandem.live.mailbox import Mailbox
+from tandem.live.request_view import request_line, request_story
+from tandem.messages.cluster import Drain
 from tandem.messages.gateway import ToolsCalled
 from tandem.messages.router import FollowedPause, Reject, RequestSubmitted, RequestWithdrawn
 from tandem.observe.adapter_metrics import AdapterNames
@@ -144,7 +152,8 @@ class Availability:
 class Gateway:
     """Use it from one event loop, between `start` and `stop`. Every turn of its machine stands in
     the `journal`, if there is one, whose hashes the machine must use. `simulation` is the command
-    that simulates shapes for its planner. Metrics call adapters as `adapter_names` says."""
+    that simulates shapes for its planner. Metrics call adapters as `adapter_names` says. Operators
+    may ask `what_if` (None: there is no journal)."""
 
     def __init__(
         self,
@@ -154,8 +163,10 @@ class Gateway:
         journal: Journal | None = None,
         simulation: Sequence[str] = (),
         adapter_names: AdapterNames = dict,
+        what_if: WhatIf | None = None,
     ) -> None:
         self.machine = machine
+        self._what_if = what_if
         self._journal = journal
         self.metrics = GatewayMetrics(card.names[0], terms.tenants, adapter_names)
         self._card, self._terms = card, terms
@@ -280,15 +291,65 @@ class Gateway:
 
     async def reset_prefix_cache(self, *, external: bool) -> None:
         """See the port `Generator`. Raises `NotReady` where a process has not answered in time."""
+        if problem := await self._ended(partial(self._loop.reset_prefix_cache, external)):
+            raise NotReady(f"the prefix cache is not reset everywhere: {problem}")
+
+    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+        """See the port `Observed`."""
+        at_ns = now_ns()
+        queues = self.metrics.requests.queues()
+        return gateway_overview(
+            self._card.names[0],
+            self.machine.status(at_ns),
+            self.metrics.requests,
+            self._loop.news.remarks(account, at_ns),
+            promised_latencies(self._terms.slo, self.machine.config.router.classes),
+            queues=tuple(each for each in queues if account in (None, each.tenant)),
+            since_bin=since_bin,
+            now_ns=at_ns,
+        )
+
+    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+        """See the port `Observed`."""
+        at_ns = now_ns()
+        found = self._histories.latest(account, most, at_ns)
+        return [request_line(each, at_ns) for each in found]
+
+    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+        """See the port `Observed`."""
+        at_ns = now_ns()
+        found = self._histories.find(name, at_ns)
+        return [request_story(each, at_ns) for each in found if account in (None, each.tenant)]
+
+    async def drain(self, worker: str, then_role: str, *, leave: bool) -> None:
+        """See the port `Operated`."""
+        order = Drain(Role(then_role) if then_role else None, leave)
+        if problem := await self._ended(partial(self._loop.drain, worker, order)):
+            raise InvalidRequest("worker", f"cannot be drained: {problem}")
+
+    async def undrain(self, worker: str) -> None:
+        """See the port `Operated`."""
+        if problem := await self._ended(partial(self._loop.undrain, worker)):
+            raise InvalidRequest("worker", f"cannot be undrained: {problem}")
+
+    async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:
+        """See the port `Operated`."""
+        if self._what_if is None:
+            problem = "needs a journal; start the cluster with `journal: {directory: FOLDER}`"
+            raise InvalidRequest("what-if", problem)
+        return await self._what_if.try_otherwise(otherwise)
+
+    async def _ended(self, ask: Callable[[asyncio.Future[str]], None]) -> str:
+        """What kept from being done what is asked of the machine. Raises `EngineFailed`."""
         if self._closed_because or self._task is None:
             raise EngineFailed(self._closed_because or "the gateway has not started")
-        ended = asyncio.get_running_loop().create_future()
-        self._loop.reset_prefix_cache(external, ended)
-        await asyncio.wait({ended, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ask(ended)
+        waits: set[asyncio.Future[Any]] = {ended, self._task}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             raise EngineFailed(self._closed_because or "the gateway has ended")
-        if problem := ended.result():
-            raise NotReady(f"the prefix cache is not reset everywhere: {problem}")
+        return ended.result()
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """See the port `Generator`."""
@@ -319,10 +380,14 @@ class Gateway:
             session=session_key(caller.account, caller.session),
         )
         asker = Asker(caller.account, service.name, caller.session, caller.call_id)
+        slo = self._terms.slo if service.slo.empty else service.slo
+        if caller.background:
+            # What nobody waits for is promised nothing.
+            slo = Slo()
         arrival_ns, deadline_s = now_ns(), sooner(request.deadline_s, caller.deadline_s)
         is_new = self._histories.request_arrived(request, asker, arrival_ns)
         try:
-            mailbox, gives_way = self._clients.arrived(request, caller.served_by)
+            mailbox, gives_way = self._clients.arrived(request, service.name, slo, caller)
         except TandemError as error:
             if is_new:
                 self._refused(request_id, error)
@@ -338,10 +403,8 @@ class Gateway:
         finished = False
         try:
             deadline_ns = service.deadline_ns(arrival_ns, deadline_s)
-            slo = self._terms.slo if service.slo.empty else service.slo
             if caller.background:
-                # What nobody waits for is promised nothing.
-                deadline_ns, slo = None, Slo()
+                deadline_ns = None
             if not self._availability.complete:
                 await self._until_somebody_is_back(request, mailbox, arrival_ns, deadline_ns)
             expected = self._expected_tokens(request, caller)
@@ -414,7 +477,7 @@ class Gateway:
                 reason = f"its first token was due in {due}: no worker was there by then"
                 retry_s = max(MIN_RETRY_S, self._availability.left_s())
                 late = Reject(request.request_id, reason, retry_s, Rejection.DEADLINE)
-                self._clients.reject(late)
+                self._clients.reject(late, now_ns())
                 await refused
             if refused.done():
                 refused.result()

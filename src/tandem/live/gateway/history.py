@@ -167,16 +167,32 @@ class RequestHistories:
         found = (self._history_of(each, now_ns) for each in request_ids[-MOST_FOUND:])
         return tuple(history for history in found if history is not None)
 
-    def _history_of(self, request_id: str, now_ns: int) -> RequestHistory | None:
+    def latest(self, account: str | None, most: int, now_ns: int) -> list[RequestHistory]:
+        """The latest of this account (None: of everybody) without their events: those that run,
+        and then those that have ended last."""
+        found: list[RequestHistory] = []
+        for request_id in (*reversed(self._open), *reversed(self._ended)):
+            if len(found) == most:
+                break
+            history = self._history_of(request_id, now_ns, events=False)
+            if history is not None and account in (None, history.tenant):
+                found.append(history)
+        return found
+
+    def _history_of(
+        self, request_id: str, now_ns: int, *, events: bool = True
+    ) -> RequestHistory | None:
         if (entry := self._open.get(request_id)) is not None:
-            history, events = _history(request_id, entry, "", "", now_ns), entry.events
+            history, packed = _history(request_id, entry, "", "", now_ns), entry.events
         else:
             ended = self._ended[request_id]
             if ended.end_ns < now_ns - KEPT_NS:
                 return None
             kept = _decode_kept(zlib.decompress(ended.packed))
-            history, events = kept.history, [bytes(event) for event in kept.events]
-        return msgspec.structs.replace(history, events=tuple(map(_decode_event, events)))
+            history, packed = kept.history, [bytes(event) for event in kept.events]
+        if not events:
+            return history
+        return msgspec.structs.replace(history, events=tuple(map(_decode_event, packed)))
 
     def _make_room(self, now_ns: int) -> None:
         while self._ended:

@@ -16,7 +16,8 @@ from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.history import RequestHistories
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.shape_simulator import ShapeSimulator
-from tandem.messages.cluster import Register, Registered, ToWorker
+from tandem.live.news import News
+from tandem.messages.cluster import Drain, Register, Registered, ToWorker
 from tandem.messages.gateway import (
     AuditAsked,
     AuditEnded,
@@ -93,9 +94,15 @@ class OperatorRequests:
 
     def reset_prefix_cache(self, external: bool, ended: Future[str]) -> PrefixCacheResetAsked:
         """The event for a reset that this process wants."""
-        self._serial += 1
-        self._own[self._serial] = ended
-        return PrefixCacheResetAsked(self._serial, external)
+        return PrefixCacheResetAsked(self._own_number(ended), external)
+
+    def drain(self, worker: str, order: Drain, ended: Future[str]) -> DrainAsked:
+        """The event for a drain that this process wants."""
+        return DrainAsked(self._own_number(ended), worker, order)
+
+    def undrain(self, worker: str, ended: Future[str]) -> UndrainAsked:
+        """The event for its end."""
+        return UndrainAsked(self._own_number(ended), worker)
 
     def ended(self, effect: OperationEnded | AuditEnded) -> tuple[str, Answer] | None:
         """The peer that asked, and its answer; None where there is none to send."""
@@ -109,6 +116,11 @@ class OperatorRequests:
         if isinstance(effect, OperationEnded):
             return peer, Done(question, effect.problem)
         return peer, AuditReported(question, effect.workers, effect.problem)
+
+    def _own_number(self, ended: Future[str]) -> int:
+        self._serial += 1
+        self._own[self._serial] = ended
+        return self._serial
 
     def _number(self, peer: str, question: int) -> int:
         self._serial += 1
@@ -153,6 +165,7 @@ class GatewayLoop:
         self._histories = histories or RequestHistories("", 0)
         self._clients = clients
         self._settled = settled
+        self.news = News()
         self._requests = OperatorRequests()
         # Who is to be answered at the end of this turn.
         self._asked: list[tuple[str, AskStatus | AskExplain | ReportStartFailed]] = []
@@ -172,6 +185,14 @@ class GatewayLoop:
     def reset_prefix_cache(self, external: bool, ended: Future[str]) -> None:
         """Have all processes forget what is cached; `ended` gets the problem, or nothing."""
         self._inbox.enqueue(self._requests.reset_prefix_cache(external, ended))
+
+    def drain(self, worker: str, order: Drain, ended: Future[str]) -> None:
+        """As an operator asks it; `ended` gets the problem, or nothing."""
+        self._inbox.enqueue(self._requests.drain(worker, order, ended))
+
+    def undrain(self, worker: str, ended: Future[str]) -> None:
+        """As an operator asks it; `ended` gets the problem, or nothing."""
+        self._inbox.enqueue(self._requests.undrain(worker, ended))
 
     def open(self, channel: Channel) -> None:
         """Before the first turn: the way to workers and operators."""
@@ -194,7 +215,7 @@ class GatewayLoop:
         events: list[GatewayInput] = []
         for event in inputs:
             if not isinstance(event, MessageFromOperator):
-                self._note(event)
+                self._note(event, instant_ns)
                 events.append(event)
             elif isinstance(event.message, AskStatus | AskExplain):
                 self._asked.append((event.peer, event.message))
@@ -219,19 +240,20 @@ class GatewayLoop:
 
     def fence(self, effect: Fence) -> None:
         logger.error("worker %s counts as dead: %s", effect.peer, effect.reason)
+        self.news.add(self._instant_ns, "lost", f"{effect.peer} counts as dead: {effect.reason}")
         self._clients.metrics.worker_lost()
         self._channel.drop(effect.peer)
 
     def deliver(self, effect: Deliver) -> None:
-        self._clients.deliver(effect.emission, self._instant_ns)
+        self._clients.deliver(effect.emission, effect.worker, self._instant_ns)
         self._histories.delivered(effect.emission, self._instant_ns)
 
     def reject(self, effect: Reject) -> None:
-        self._clients.reject(effect)
+        self._clients.reject(effect, self._instant_ns)
         self._ended(effect.request_id, Ending.REJECTED, effect.reason)
 
     def leave_out(self, effect: LeaveOut) -> None:
-        self._clients.leave_out(effect)
+        self._clients.leave_out(effect, self._instant_ns)
         self._ended(effect.request_id, Ending.REJECTED, f"left out of its call: {effect.reason}")
 
     def cut_off(self, effect: CutOff) -> None:
@@ -260,9 +282,12 @@ class GatewayLoop:
     def plan_decided(self, effect: PlanDecided) -> None:
         if effect.decision.actions:
             logger.info("planned: %s", effect.decision.text)
+            self.news.add(self._instant_ns, "planned", effect.decision.text)
 
     def configuration_taken(self, effect: ConfigurationTaken) -> None:
         logger.warning("configuration %d was applied", effect.number)
+        text = f"configuration {effect.number} was applied"
+        self.news.add(self._instant_ns, "configured", text)
         self._configured()
 
     def _perform_all(self, effects: Sequence[GatewayEffect], instant_ns: int) -> None:
@@ -293,18 +318,23 @@ class GatewayLoop:
     def _ended(self, request_id: str, ending: Ending, reason: str) -> None:
         self._histories.request_ended(request_id, ending, reason, self._instant_ns)
 
-    def _note(self, event: GatewayInput) -> None:
-        if isinstance(event, PeerGone) and self.machine.members.of_peer(event.peer):
+    def _note(self, event: GatewayInput, instant_ns: int) -> None:
+        if isinstance(event, PeerGone) and (member := self.machine.members.of_peer(event.peer)):
             logger.warning("worker %s is gone: %s", event.peer, event.reason)
+            self.news.add(instant_ns, "lost", f"{member.name} is gone: {event.reason}")
             self._clients.metrics.worker_lost()
         elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):
             logger.warning("%s of the shared pool is gone: %s", event.peer, event.reason)
+            text = f"{event.peer} of the shared pool is gone: {event.reason}"
+            self.news.add(instant_ns, "lost", text)
         elif isinstance(event, MessageFromWorker) and isinstance(event.message, Register):
             logger.info("worker %s presents itself", event.peer)
 
     def _greeted(self, peer: str) -> None:
         member = self.machine.members.of_peer(peer)
         router = self.machine.router
+        if member:
+            self.news.add(self._instant_ns, "joined", f"{member.name} joined as {member.role}")
         if member and not member.indexed(router.admission.roots, router.config.block_size):
             logger.warning(
                 "worker %s keeps KV in another form than most: prompts are not routed to it by "

@@ -111,6 +111,8 @@ LOCK = "supervisor.lock"
 RECORD = "cluster.json"
 # Which adapters the gateways serve now.
 ADAPTERS_FILE = "adapters.json"
+# A key of an operator over HTTP, for whoever may read the directory.
+OPERATOR_KEY_FILE = "operator.key"
 # What a supervisor in the background prints; whoever starts it opens it first.
 SUPERVISOR_LOG = "supervisor.log"
 

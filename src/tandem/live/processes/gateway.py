@@ -17,7 +17,7 @@ import zmq
 
 from tandem.api.app import build_app
 from tandem.api.batches.runner import BatchRunner, batch_runner
-from tandem.api.config import ApiConfig
+from tandem.api.config import ApiConfig, KeyFile
 from tandem.api.key_ring import KeyRing
 from tandem.api.response_cache import ResponseCache
 from tandem.cluster.gateway.configuration import ConfigurationChanged, GatewayConfig
@@ -64,9 +64,10 @@ from tandem.live.gateway.history import MOST_EXPLAINED
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.reconfiguration import NewConfiguration, Reconfiguration
 from tandem.live.gateway.shape_simulator import SHAPE_SIMULATION
+from tandem.live.gateway.what_if import WhatIf
 from tandem.live.grpc_port import grpc_port
 from tandem.live.http_server import http_server_over, listen, url_of
-from tandem.live.launching.state_directory import ADAPTERS_FILE
+from tandem.live.launching.state_directory import ADAPTERS_FILE, OPERATOR_KEY_FILE
 from tandem.live.processes.journal import RecordedFile, with_journal
 from tandem.live.processes.lifecycle import (
     end_as,
@@ -216,13 +217,17 @@ def _encoders(options: ServeOptions, served: Collection[str]) -> LiveEncoders | 
 def _api_config(setup: GatewaySetup) -> ApiConfig:
     """Raises `InvalidConfiguration`."""
     cluster = setup.cluster
-    return api_config(
+    api = api_config(
         setup.options,
         (),
         tenant_keys(cluster),
         tenant_key_files(cluster),
         cached_tenants(cluster),
     )
+    own = Path(setup.state_directory) / OPERATOR_KEY_FILE
+    if not own.exists():
+        return api
+    return replace(api, operator_key_files=(*api.operator_key_files, KeyFile(str(own))))
 
 
 def _client_terms(setup: GatewaySetup, incarnation: str) -> GatewayTerms:
@@ -292,7 +297,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         str(Path(setup.state_directory) / CLUSTER_FILE),
         str(os.getpid()),
     )
-    adapters = assembled.adapters
+    adapters, journal = assembled.adapters, setup.cluster.journal
     gateway = Gateway(
         assembled.card,
         machine,
@@ -300,6 +305,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         assembled.journal,
         simulation=simulation,
         adapter_names=dict if adapters is None else adapters.names,
+        what_if=None if journal is None else WhatIf(Path(journal.directory)),
     )
     keys = GatewayKeys(
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
@@ -330,6 +336,8 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         adapters=adapters,
         encoders=encoders,
         batches=batches,
+        observed=gateway,
+        operated=gateway,
     )
     grpc, context_tokens = grpc_port(setup.options, shared=True), assembled.card.context_tokens
     http = http_server_over(

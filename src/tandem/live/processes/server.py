@@ -218,6 +218,7 @@ def http_server(server: Server, log_level: str) -> HttpServer:
         load=server.load,
         encoders=server.encoders,
         batches=server.batches,
+        observed=server.worker,
     )
     grpc, context_tokens = server.grpc, server.worker.card.context_tokens
     return http_server_over(

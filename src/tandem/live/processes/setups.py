@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.api.clock_and_entropy import fresh_id
 from tandem.config.checkpoints import find_checkpoint
 from tandem.config.cluster.file import Cluster
 from tandem.config.cluster.keys import GATEWAY, SHARED_POOL, WORKER
@@ -32,7 +33,7 @@ from tandem.facts.kv import BlockFormat
 from tandem.live.channels.keys import Admitted, KeyPair, PeerRole, make_pair
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.private_directory import secret_of
-from tandem.live.launching.state_directory import StateDirectory
+from tandem.live.launching.state_directory import OPERATOR_KEY_FILE, StateDirectory
 
 TANDEM = (sys.executable, "-m", "tandem")
 # What a process of each kind is started with. The word after the module is for people (`pgrep -f`).
@@ -202,6 +203,7 @@ def write_cluster(file: LiveFile, setups: Setups, directory: StateDirectory) -> 
     write_cluster_file(file, setups, directory)
     keys = msgspec.structs.replace(setups.keys, gateway_secret="")
     directory.write_private(KEYS_FILE, msgspec.json.encode(keys))
+    directory.write_private(OPERATOR_KEY_FILE, fresh_id("operator-").encode())
     write_admitted(setups, directory)
 
 

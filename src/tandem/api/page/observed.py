@@ -1,0 +1,254 @@
+"""What the page, `tandem top` and scripts read of a running server, and what operators do to its
+workers. Callers see their own requests; names of tenants and sessions are for operators."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.api.app_context import VERSION, AppContext
+from tandem.api.auth import OPERATOR
+from tandem.api.errors import Refusal, Refused
+from tandem.api.openapi import ApiEndpoint
+from tandem.api.operator_endpoints import JSON, check_operator
+from tandem.api.request_body import read_body
+from tandem.api.responses import StatusAnswer
+from tandem.facts.errors import InvalidRequest
+from tandem.facts.overview import (
+    Observed,
+    Operated,
+    Otherwise,
+    Overview,
+    QueueOverview,
+    RequestLine,
+    RequestStory,
+    TriedRun,
+)
+
+MOST_LINES = 500
+# A worker that has much to do is drained for longer; the call does not wait for it.
+PATIENCE_S = 2.0
+# Of a what-if.
+MOST_LAST_S = 86_400.0
+MOST_WORKERS = 1024
+MOST_CHARS = 64
+
+
+class OverviewAnswer(Struct, kw_only=True):
+    """The server as it is now. `is_operator` says whether the caller may change its workers, and
+    sees everybody's requests and names."""
+
+    version: str
+    is_operator: bool
+    overview: Overview
+
+
+class RequestList(Struct, kw_only=True):
+    """Requests that run, and then those that ended last."""
+
+    data: list[RequestLine]
+    object: Literal["list"] = "list"
+
+
+class RequestStories(Struct, kw_only=True):
+    """One request, or all choices of an answer or a call."""
+
+    data: list[RequestStory]
+    object: Literal["list"] = "list"
+
+
+class DrainBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`then_role` is the role that the worker takes once it is empty; without one it stays
+    drained, or with `leave` its process ends."""
+
+    then_role: Literal["prefill", "decode", "both"] | None = None
+    leave: bool = False
+
+
+class WhatIfBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Of the requests that came in the last `last_s`: what, if another policy had chosen their
+    workers or admitted them, or pools had had so many `workers`?"""
+
+    last_s: Annotated[float, Meta(gt=0, le=MOST_LAST_S)] = 300.0
+    routing: Annotated[str, Meta(max_length=MOST_CHARS)] = ""
+    admission: Annotated[str, Meta(max_length=MOST_CHARS)] = ""
+    workers: dict[
+        Annotated[str, Meta(pattern=r"^[\w.-]+$", max_length=64)],
+        Annotated[int, Meta(ge=0, le=MOST_WORKERS)],
+    ] = {}
+
+
+class TriedRuns(Struct, kw_only=True):
+    """What was recorded, the same simulated, and what would have come of the change."""
+
+    data: list[TriedRun]
+    object: Literal["list"] = "list"
+
+
+def observed_endpoints(
+    context: AppContext, observed: Observed, operated: Operated | None
+) -> list[ApiEndpoint]:
+    """The endpoints over what is `observed`; those of operators where workers can be changed."""
+
+    async def overview(request: Request) -> Response:
+        """Workers, queues, latencies over time and news of this server. With `since`, only bins of
+        time from that one on. Operators see whose they are."""
+        account = _account(context, request)
+        seen = observed.overview(account, _whole(request, "since", 0, 1 << 62))
+        if account is not None:
+            seen = msgspec.structs.replace(seen, queues=tuple(map(_nameless, seen.queues)))
+        return _answered(
+            OverviewAnswer(version=VERSION, is_operator=account is None, overview=seen)
+        )
+
+    async def list_requests(request: Request) -> Response:
+        """The latest requests of the caller, of an operator everybody's."""
+        account = _account(context, request)
+        lines = observed.latest_requests(account, _whole(request, "limit", 100, MOST_LINES))
+        return _answered(RequestList(data=lines))
+
+    async def explain_request(request: Request) -> Response:
+        """What was decided about a request, on which figures, and when what happened: by the `id`
+        of its response, or its X-Request-Id."""
+        name: str = request.path_params["request"]
+        stories = observed.request_stories(_account(context, request), name)
+        if not stories:
+            problem = f"nothing is known of the request {name[:128]!r}: it may be too long ago"
+            raise Refused(Refusal(404, problem, "request_not_found"))
+        return _answered(RequestStories(data=stories))
+
+    endpoints = [
+        ApiEndpoint(
+            "GET",
+            "/tandem/overview",
+            overview,
+            "Observation",
+            answer=OverviewAnswer,
+            query={"since": {"type": "integer", "minimum": 0, "default": 0}},
+        ),
+        ApiEndpoint(
+            "GET",
+            "/tandem/requests",
+            list_requests,
+            "Observation",
+            answer=RequestList,
+            query={
+                "limit": {"type": "integer", "minimum": 0, "maximum": MOST_LINES, "default": 100}
+            },
+        ),
+        # Ids of a gateway's requests contain slashes.
+        ApiEndpoint(
+            "GET",
+            "/tandem/requests/{request:path}",
+            explain_request,
+            "Observation",
+            answer=RequestStories,
+        ),
+    ]
+    return endpoints if operated is None else [*endpoints, *_operator_endpoints(context, operated)]
+
+
+def _operator_endpoints(context: AppContext, operated: Operated) -> list[ApiEndpoint]:
+    async def drain_worker(request: Request) -> Response:
+        """Gives a worker nothing new, and once it is empty another role, or its end. `draining`
+        where that takes longer than a moment. For operators."""
+        check_operator(request)
+        with context.holding_body(request) as held:
+            body = await read_body(request, DrainBody, context.config, held)
+        worker: str = request.path_params["worker"]
+        if body.leave and body.then_role:
+            raise InvalidRequest("leave", "a worker that leaves takes no role; choose one of both")
+        drained = operated.drain(worker, body.then_role or "", leave=body.leave)
+        return await _within_patience(drained, "draining")
+
+    async def undrain_worker(request: Request) -> Response:
+        """Gives a drained worker requests again. For operators."""
+        check_operator(request)
+        return await _within_patience(operated.undrain(request.path_params["worker"]), "waiting")
+
+    async def what_if(request: Request) -> Response:
+        """Simulates the last minutes of the gateway's journal with something changed, beside what
+        was recorded; takes seconds. For operators."""
+        check_operator(request)
+        with context.holding_body(request) as held:
+            body = await read_body(request, WhatIfBody, context.config, held)
+        otherwise = Otherwise(body.last_s, body.routing, body.admission, body.workers)
+        return _answered(TriedRuns(data=await operated.what_if(otherwise)))
+
+    return [
+        ApiEndpoint(
+            "POST",
+            "/tandem/what-if",
+            what_if,
+            "Observation",
+            body=WhatIfBody,
+            answer=TriedRuns,
+        ),
+        ApiEndpoint(
+            "POST",
+            "/tandem/workers/{worker}/drain",
+            drain_worker,
+            "Observation",
+            body=DrainBody,
+            answer=StatusAnswer,
+        ),
+        ApiEndpoint(
+            "POST",
+            "/tandem/workers/{worker}/undrain",
+            undrain_worker,
+            "Observation",
+            answer=StatusAnswer,
+        ),
+    ]
+
+
+# What goes on after its call was answered; the event loop itself keeps no task alive.
+_going_on: set["asyncio.Future[None]"] = set()
+
+
+async def _within_patience(done: Awaitable[None], meanwhile: str) -> Response:
+    """Raises what `done` raises by then."""
+    task = asyncio.ensure_future(done)
+    _going_on.add(task)
+    task.add_done_callback(_ended)
+    await asyncio.wait({task}, timeout=PATIENCE_S)
+    if not task.done():
+        return _answered(StatusAnswer(status=meanwhile))
+    task.result()
+    return _answered(StatusAnswer(status="done"))
+
+
+def _ended(task: "asyncio.Future[None]") -> None:
+    _going_on.discard(task)
+    if not task.cancelled():
+        # Whoever asked may have gone.
+        task.exception()
+
+
+def _account(context: AppContext, request: Request) -> str | None:
+    """Whose requests the caller sees: None for an operator, who sees everybody's."""
+    if request.scope.get(OPERATOR):
+        return None
+    return context.caller_of(request).account
+
+
+def _nameless(queue: QueueOverview) -> QueueOverview:
+    return msgspec.structs.replace(queue, tenant="")
+
+
+def _whole(request: Request, name: str, default: int, most: int) -> int:
+    """A whole number of the query. Raises `InvalidRequest`."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
+        raise InvalidRequest(name, f"must be a whole number from 0 to {most}")
+    return int(text)
+
+
+def _answered(answer: Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type=JSON)

@@ -1,0 +1,233 @@
+"""What a person sees of a running server or cluster at one instant: workers, KV that moved, queues,
+latencies over time, what was rejected and what the planner did.
+
+One shape for `tandem serve` and for a cluster, for the page, `tandem top` and reports. Instants are
+seconds before now (`ago_s`), so that no two clocks are compared.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class TierOverview(Struct, frozen=True):
+    """KV blocks of one owner in one place. Of a tier that is not `on`, `reason` says why."""
+
+    owner: str
+    tier: str
+    blocks: int
+    capacity_blocks: int
+    fetched_blocks: int
+    missed_blocks: int
+    corrupt_blocks: int
+    on: bool = True
+    reason: str = ""
+
+
+class WorkerOverview(Struct, frozen=True, kw_only=True):
+    """One worker. `state` is `ready`, `draining` or `spare`; what it has done counts from its
+    start. `read_from` are bytes of KV that it read, by the worker that had them."""
+
+    worker: str
+    role: str
+    state: str
+    running: int
+    waiting: int
+    used_blocks: int
+    total_blocks: int
+    block_size: int
+    pool: str = ""
+    last_seen_s: float = 0.0
+    prompts: int = 0
+    output_tokens: int = 0
+    sent_bytes: int = 0
+    moved_bytes: int = 0
+    failed_transfers: int = 0
+    read_from: Mapping[str, int] = {}
+
+
+class QueueOverview(Struct, frozen=True):
+    """Requests of one class and tenant that have not ended: without a worker yet, and at one."""
+
+    service_class: str
+    tenant: str
+    waiting: int
+    running: int
+
+
+class Percentiles(Struct, frozen=True):
+    """Of so many measurements, in seconds."""
+
+    count: int
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+class TimeBin(Struct, frozen=True):
+    """What happened within one bin of time, `number` of them after the start of the clock. Of the
+    requests that `finished` in it so many `kept` their SLO; requests without one always do.
+    `rejected` counts by what they were rejected by."""
+
+    number: int
+    finished: int
+    kept: int
+    failed: int
+    rejected: Mapping[str, int]
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft: Percentiles | None
+    tpot: Percentiles | None
+    itl: Percentiles | None
+
+
+class PromisedLatency(Struct, frozen=True):
+    """The SLO of a class of requests; of no class where that is empty."""
+
+    service_class: str
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+class Remark(Struct, frozen=True):
+    """Something that happened, in words. `kind` is what it is about."""
+
+    ago_s: float
+    kind: str
+    text: str
+
+
+class PlannerOverview(Struct, frozen=True):
+    """What a planner wants and why, with its latest decisions."""
+
+    policy: str
+    mode: str
+    reason: str
+    decisions: tuple[Remark, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """A server (`server`) as it is now. `bins` are those of `bin_s` seconds, oldest first, of which
+    `current_bin` has not ended; the counts are since the start. `remarks` are news, latest last.
+    `has_roles`: workers may drain and change their roles."""
+
+    server: str
+    model: str
+    up_s: float
+    workers: tuple[WorkerOverview, ...]
+    tiers: tuple[TierOverview, ...]
+    queues: tuple[QueueOverview, ...]
+    promised: tuple[PromisedLatency, ...]
+    bin_s: float
+    current_bin: int
+    bins: tuple[TimeBin, ...]
+    waiting: int
+    running: int
+    finished: int
+    takeovers: int = 0
+    recomputed_tokens: int = 0
+    remarks: tuple[Remark, ...] = ()
+    planner: PlannerOverview | None = None
+    has_roles: bool = False
+
+
+class RequestLine(Struct, frozen=True, kw_only=True):
+    """One request in a list. `ending` is empty while it runs; latencies are None until they are
+    known."""
+
+    request_id: str
+    ago_s: float
+    service_class: str
+    tenant: str
+    session: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft_s: float | None
+    tpot_s: float | None
+    total_s: float | None
+    ending: str
+    reason: str
+
+
+class StoryEvent(Struct, frozen=True):
+    """A decision about a request, or something that happened to it, so long after it arrived."""
+
+    after_s: float
+    kind: str
+    text: str
+    figures: Mapping[str, float | str] = {}
+
+
+class RequestStory(Struct, frozen=True):
+    """All that is known of one request."""
+
+    line: RequestLine
+    max_tokens: int
+    events: tuple[StoryEvent, ...]
+
+
+class Otherwise(Struct, frozen=True):
+    """What is to be tried instead of what was: names of policies (empty: the same) and how many
+    workers the pools have. Of the requests of the last `last_s`."""
+
+    last_s: float
+    routing: str = ""
+    admission: str = ""
+    workers: Mapping[str, int] = {}
+
+
+class TriedRun(Struct, frozen=True):
+    """What came of the same requests, as recorded or in the simulator; latencies in seconds are
+    None where none were measured."""
+
+    label: str
+    requests: int
+    goodput_rps: float
+    attainment: float
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    tpot_p50_s: float | None
+    tpot_p99_s: float | None
+    hit_ratio: float
+    rejected: int
+
+
+class Observed(Protocol):
+    """What the page asks of whatever generates. An `account` sees its own requests alone, None
+    those of everybody."""
+
+    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+        """As it is now, with the bins from this one on."""
+        ...
+
+    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+        """The latest that are remembered, those that run first."""
+        ...
+
+    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+        """Of a request by its id, or of all choices of an answer or a call; none where nothing is
+        known of it any more."""
+        ...
+
+
+class Operated(Protocol):
+    """What an operator may have done to workers. Each returns once it is done. Raises
+    `InvalidRequest` for a worker that is not there or cannot."""
+
+    async def drain(self, worker: str, then_role: str, *, leave: bool) -> None:
+        """Nothing new for this worker; when it is empty it takes `then_role` (empty: none), or its
+        process ends."""
+        ...
+
+    async def undrain(self, worker: str) -> None:
+        """It takes requests again."""
+        ...
+
+    async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:
+        """What was recorded, the same simulated, and what would have come of the change. Raises
+        `InvalidRequest` also where there is no journal, `Overloaded` while another is tried."""
+        ...
