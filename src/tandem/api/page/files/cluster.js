@@ -97,7 +97,7 @@ function figures(overview, bins) {
     ["waiting", count(overview.waiting)],
     ["tokens/s", rate(sum(recent, (bin) => bin.output_tokens) / seconds_)],
     ["goodput, requests/s", rate(sum(recent, (bin) => bin.kept) / seconds_)],
-    ["kept their SLO", ended ? share(sum(recent, (bin) => bin.kept) / ended) : "–"],
+    [overview.promised.length ? "kept their SLO" : "ended well", ended ? share(sum(recent, (bin) => bin.kept) / ended) : "–"],
     ["TTFT, median", seconds(median(recent, "ttft"))],
     ["TPOT, median", seconds(median(recent, "tpot"))],
     ["prompt tokens cached", prompts ? share(sum(recent, (bin) => bin.cached_tokens) / prompts) : "–"],
