@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from tandem.api.access_log import LineSink
 from tandem.api.app import build_app
 from tandem.api.batches.runner import BatchRunner
 from tandem.api.batches.store import BatchStore
@@ -85,7 +86,13 @@ def encoders_of(text: TextModel) -> LiveEncoders:
     return LiveEncoders(served)
 
 
-def build_whole_app(text: TextModel, folder: Path, config: ApiConfig | None = None) -> Starlette:
+def build_whole_app(
+    text: TextModel,
+    folder: Path,
+    config: ApiConfig | None = None,
+    generator: ScriptedGenerator | None = None,
+    log: LineSink | None = None,
+) -> Starlette:
     """Operators have the key `OPERATOR`; an adapter lies in `folder`/green."""
     write_adapter(folder / "green", tiny_spec(), seed=1)
     (folder / "operators").write_text(f"{OPERATOR}\n")
@@ -94,10 +101,15 @@ def build_whole_app(text: TextModel, folder: Path, config: ApiConfig | None = No
     )
     registry = AdapterRegistry(tiny_spec(), 16, ("tiny", "org/tiny"))
     registry.begin({"green": folder / "green"})
-    generator = RoomyGenerator(text)
     batches = BatchRunner(BatchStore(BatchConfig(str(folder / "batches")), shared=False))
     return build_app(
-        generator, text, config, adapters=registry, encoders=encoders_of(text), batches=batches
+        generator or RoomyGenerator(text),
+        text,
+        config,
+        log,
+        adapters=registry,
+        encoders=encoders_of(text),
+        batches=batches,
     )
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from itertools import chain
 
 import pytest
-from msgspec.structs import replace
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
@@ -16,20 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families as text_fami
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, ResponseCacheConfig
 from tandem.api.metrics_page import metrics_page, prefers_openmetrics
-from tandem.facts.adapter import AdapterFigures, AdapterMemory
-from tandem.facts.fleet import PlanningMode, Tier
-from tandem.facts.kv import TierFigures
-from tandem.facts.request import FinishReason, Request
-from tandem.facts.sampling import SamplingParameters
-from tandem.facts.step_totals import DraftTotals, StepTotals
-from tandem.messages.gateway import BreakerStatus, ClusterStatus, PauseStatus
-from tandem.messages.planning import PlanningStatus
-from tandem.messages.worker import EmitTokens
 from tandem.observe.cascade_metrics import CascadeMetrics
-from tandem.observe.cluster_metrics import GatewayMetrics
 from tests.api.scripted_generator import ScriptedGenerator
 from tests.api.server import client_of
-from tests.live.statuses import worker_status
+from tests.observe.every_family import a_whole_cluster
 
 OPENMETRICS = "application/openmetrics-text"
 # As Prometheus asks, since version 3.
@@ -38,7 +27,6 @@ PROMETHEUS = (
     "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;q=0.4,"
     "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
-PROMPT, ANSWER, CACHED = 40, 3, 16
 # What vLLM's own dashboards ask for of each model, and Tandem has in a cluster, too.
 ASKED = {
     "e2e_request_latency_seconds_bucket",
@@ -72,33 +60,6 @@ ASKED = {
 }
 
 
-def a_whole_cluster() -> list[Metric]:
-    """All metrics that a gateway can have, after one request."""
-    metrics = GatewayMetrics("m", ("acme",))
-    request = Request("r", (1,) * PROMPT, SamplingParameters(max_tokens=ANSWER), tenant="acme")
-    metrics.requests.arrived(request, 0)
-    metrics.sent([request], 1_000_000)
-    for token in range(ANSWER):
-        reason = FinishReason.LENGTH if token == ANSWER - 1 else None
-        emission = EmitTokens(("r",), (token,), (reason,), (False,), (CACHED,))
-        metrics.requests.emitted(emission, (token + 2) * 10_000_000)
-    busy = replace(
-        worker_status("w-0"),
-        adapters=AdapterFigures(("a" * 32,), (), 2, AdapterMemory(1, 2, 3, loads=1, evictions=0)),
-        drafts=DraftTotals(3, 9, 5, (3, 2)),
-        tiers=(TierFigures(Tier.DISK, True, 7, 20, tenant_blocks=(("acme", 4),)),),
-        steps=(StepTotals(False, 3, 10, 20_000_000, 0, 0, 0, 40, 900, 40),),
-    )
-    status = ClusterStatus("g", 1.0, (busy, worker_status("w-1")), 0, 0, 0, 0, ())
-    status = replace(
-        status,
-        planning=PlanningStatus("tandem", PlanningMode.AUTOMATIC),
-        breakers=(BreakerStatus("standard", "closed", 1.0, 0, ""),),
-        pauses=PauseStatus(1, 1, 1, 0, 0, 0, 0, 0.0),
-    )
-    return [*metrics.families(status), *CascadeMetrics("m").families()]
-
-
 def strictly_read(text: str, content_type: str) -> dict[str, Metric]:
     """Raises `ValueError` for what is not in the format."""
     is_openmetrics = content_type.startswith(OPENMETRICS)
@@ -127,7 +88,7 @@ def strictly_read(text: str, content_type: str) -> dict[str, Metric]:
 @pytest.mark.parametrize("accept", ["", PROMETHEUS])
 @pytest.mark.parametrize("prefix", ["tandem", "vllm"])
 def test_all_metrics_of_a_cluster_parse_in_both_formats(prefix, accept):
-    page, content_type = metrics_page(a_whole_cluster(), prefix=prefix, accept=accept)
+    page, content_type = metrics_page(a_whole_cluster().families(), prefix=prefix, accept=accept)
     families = strictly_read(page.decode(), content_type)
     own = [name for name in families if not name.startswith("process_")]
     assert all(name.startswith(f"{prefix}:") for name in own)

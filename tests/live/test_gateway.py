@@ -221,7 +221,8 @@ async def test_too_many_who_wait_learn_when_to_come_back():
         worker.engine.gate.set()
         await asyncio.gather(*waiting)
         assert len(await read(gateway, request("later"))) == 8
-        assert 'admission_rejections_total{model_name="toy"} 1.0' in metrics_of(gateway)
+        refused = 'admission_rejections_total{model_name="toy",reason="queue"} 1.0'
+        assert refused in metrics_of(gateway)
 
 
 async def test_a_worker_that_dies_is_replaced_and_streams_go_on():

@@ -165,19 +165,21 @@ class LedgerTransferEngine:
         self._inbox.enqueue(BlocksExported(export_id))
 
 
-def worker_machine(context_tokens: int = CONTEXT_TOKENS, max_waiting: int = 64) -> WorkerMachine:
-    return WorkerMachine(
-        WorkerConfig(
-            block_size=BLOCK_SIZE,
-            block_count=BLOCKS,
-            context_tokens=context_tokens,
-            vocabulary_tokens=VOCABULARY,
-            max_sequences=SEQUENCES,
-            batching=TokenBudgetBatching(32),
-            root=ROOT,
-            max_waiting=max_waiting,
-        )
+def worker_config(context_tokens: int = CONTEXT_TOKENS, **more) -> WorkerConfig:
+    return WorkerConfig(
+        block_size=BLOCK_SIZE,
+        block_count=BLOCKS,
+        context_tokens=context_tokens,
+        vocabulary_tokens=VOCABULARY,
+        max_sequences=SEQUENCES,
+        batching=TokenBudgetBatching(32),
+        root=ROOT,
+        **more,
     )
+
+
+def worker_machine(context_tokens: int = CONTEXT_TOKENS, max_waiting: int = 64) -> WorkerMachine:
+    return WorkerMachine(worker_config(context_tokens, max_waiting=max_waiting))
 
 
 def make_worker(engine: GatedLedger, max_waiting: int = 64) -> LocalWorker:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tandem.api.metrics_page import metrics_page
-from tandem.facts.serving import MetricFamily
+from tandem.facts.metrics import MetricFamily
 
 
 def text_of(families: Iterable[MetricFamily]) -> str:

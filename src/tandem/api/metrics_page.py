@@ -1,15 +1,18 @@
 """The page of all metrics of a server: families of several sources as one text, under the prefix
-that the operator chose, in the Prometheus text format or in OpenMetrics, as who scrapes accepts."""
+that the operator chose, in the Prometheus text format or in OpenMetrics, as who scrapes accepts.
+
+The page is written here and not by `prometheus_client`, whose writers look at each name and label
+of each sample anew: that takes most of a scrape where there are thousands of series.
+"""
 
 import math
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
-from prometheus_client import Metric, ProcessCollector, generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
+from prometheus_client import Metric, ProcessCollector
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
-from tandem.facts.serving import MetricFamily
+from tandem.facts.metrics import Figures, MetricFamily
 
 _TEXT, _OPENMETRICS = "text/plain", "application/openmetrics-text"
 PAGE_TYPES = (_TEXT, _OPENMETRICS)
@@ -17,22 +20,8 @@ _TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ANYTHING = ("*/*", "text/*")
 # Reads this process's figures when it is asked; registered nowhere.
 _PROCESS = ProcessCollector(registry=None)
-
-
-class _Families(Collector):
-    """Families as the writers of `prometheus_client` want them: `own` ones get the prefix. Where
-    several of these have one name they are one family with the samples of all."""
-
-    def __init__(self, own: Iterable[MetricFamily], prefix: str, others: Iterable[Metric]) -> None:
-        self._own: dict[str, Metric] = {}
-        self._others = others
-        for each in own:
-            name = f"{prefix}:{each.name}"
-            joined = self._own.setdefault(name, Metric(name, each.documentation, each.type))
-            joined.samples += [s._replace(name=f"{prefix}:{s.name}") for s in each.samples]
-
-    def collect(self) -> Iterable[Metric]:
-        return chain(self._own.values(), self._others)
+_BEYOND = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def metrics_page(
@@ -42,16 +31,55 @@ def metrics_page(
     accept: str = "",
     others: Iterable[Metric] = (),
 ) -> tuple[bytes, str]:
-    """The page with its content type, for who sent that `Accept`. The `others`, and the figures of
+    """The page with its content type, for who sent that `Accept`. Where several of our `own`
+    families have one name they are one with the samples of all. The `others`, and the figures of
     this process, have names that are the same everywhere, without the prefix."""
-    collector = _Families(own, prefix, chain(others, _PROCESS.collect()))
-    if prefers_openmetrics(accept):
-        # No name of ours needs escaping; where it is on, samples lose the colon in their names.
-        text: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
-            collector, openmetrics.ALLOWUTF8
-        )
-        return text, openmetrics.CONTENT_TYPE_LATEST
-    return generate_latest(collector), _TEXT_TYPE
+    is_openmetrics = prefers_openmetrics(accept)
+    parts: dict[str, list[MetricFamily]] = {}
+    for each in own:
+        parts.setdefault(each.name, []).append(each)
+    lines: list[str] = []
+    for alike in parts.values():
+        lines += _lines(alike, f"{prefix}:", is_openmetrics)
+    for other in (*others, *_PROCESS.collect()):
+        lines += _lines((other,), "", is_openmetrics)
+    if is_openmetrics:
+        lines.append("# EOF\n")
+    return "".join(lines).encode(), CONTENT_TYPE_LATEST if is_openmetrics else _TEXT_TYPE
+
+
+def _lines(parts: Sequence[MetricFamily], prefix: str, is_openmetrics: bool) -> Iterator[str]:
+    """Of one family: all samples of these, under the name of the first."""
+    family = parts[0]
+    # A counter is called as its samples are, but in OpenMetrics.
+    is_counter = family.type == "counter" and not is_openmetrics
+    name = f"{prefix}{family.name}{'_total' if is_counter else ''}"
+    yield f"# HELP {name} {family.documentation.translate(_ESCAPES)}\n"
+    yield f"# TYPE {name} {family.type}\n"
+    for part in parts:
+        if isinstance(part, Figures):
+            shown = f"{prefix}{part.name}{'_total' if part.type == 'counter' else ''}"
+            for values, value in part.figures:
+                yield f"{shown}{_label_text(part.labels, values)} {_number(value)}\n"
+            continue
+        for sample in part.samples:
+            # When a counter began Prometheus would keep as one more series for each.
+            if not sample.name.endswith("_created"):
+                labels = _label_text((*sample.labels,), (*sample.labels.values(),))
+                yield f"{prefix}{sample.name}{labels} {_number(sample.value)}\n"
+
+
+@lru_cache(maxsize=1 << 14)
+def _label_text(labels: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Many series have the same labels, those of a worker, and every scrape has them again."""
+    pairs = sorted(zip(labels, values, strict=True))
+    texts = [f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs]
+    return f"{{{','.join(texts)}}}" if texts else ""
+
+
+def _number(value: float) -> str:
+    text = repr(float(value))
+    return _BEYOND.get(text, text)
 
 
 def prefers_openmetrics(accept: str) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.facts.encoder import EncodedText, LabelSpec
-from tandem.facts.serving import MetricFamily
+from tandem.facts.metrics import MetricFamily
 
 # A text, two of which the second is judged by the first (a query and a document), or the tokens of
 # a text.

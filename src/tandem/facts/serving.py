@@ -5,9 +5,10 @@ on its way to an engine, and its tokens on their way back.
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from tandem.facts.adapter import ServedAdapter
+from tandem.facts.metrics import MetricFamily
 from tandem.facts.rate_limits import Allowance, CallSize, background_account
 from tandem.facts.request import Request, TokenOutput
 
@@ -99,16 +100,6 @@ class AdapterModels(Protocol):
     async def unload(self, name: str) -> None:
         """Serve it no more. Raises `InvalidRequest` where there is none of that name."""
         ...
-
-
-class MetricFamily(Protocol):
-    """A metric with its samples, which are named tuples, as `prometheus_client` has it. Names have
-    no prefix yet: whoever writes the page of metrics puts it before them."""
-
-    name: str
-    documentation: str
-    type: str
-    samples: list[Any]
 
 
 class Generator(Protocol):

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed
+from tandem.facts.metrics import MetricFamily
 from tandem.facts.overview import Observed, Overview, RequestLine, RequestStory
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import (
@@ -25,7 +26,7 @@ from tandem.facts.request import (
     TokenOutput,
     sooner,
 )
-from tandem.facts.serving import ANYBODY, Caller, Generator, MetricFamily, ModelCard
+from tandem.facts.serving import ANYBODY, Caller, Generator, ModelCard
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.mailbox import MOST_WAITING_VALUES
 from tandem.observe.cascade_metrics import CascadeMetrics, Escalation

@@ -8,7 +8,7 @@ from itertools import chain
 from tandem.facts.encoder import EncodedText
 from tandem.facts.encoding import EncoderCard, EncoderInput, Numbers, Wanted
 from tandem.facts.errors import InvalidRequest
-from tandem.facts.serving import MetricFamily
+from tandem.facts.metrics import MetricFamily
 from tandem.live.encoder import LiveEncoder
 from tandem.text.encoder_input import encode_inputs
 from tandem.text.tokenizer import Tokenizer

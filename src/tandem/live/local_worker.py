@@ -22,10 +22,11 @@ from tandem.facts.errors import (
     RequestFailed,
 )
 from tandem.facts.fleet import Role
+from tandem.facts.metrics import MetricFamily
 from tandem.facts.overview import Overview, RequestLine, RequestStory, WorkerOverview
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
-from tandem.facts.serving import ANYBODY, Caller, MetricFamily, ModelCard
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import IN_BACKGROUND, LOWER_ONLY, ClientPriorities
 from tandem.facts.steps import Placement, StepResult
 from tandem.live.clock import NS_PER_S, now_ns

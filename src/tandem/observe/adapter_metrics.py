@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import Metric
-
 from tandem.facts.adapter import AdapterFigures, AdapterMemory, named_adapters
-from tandem.observe.registry import COUNTER, GAUGE, Kind, family
+from tandem.facts.metrics import Figures, Kind
+from tandem.observe.registry import COUNTER, GAUGE
 
 # What adapters are called, by their digests.
 AdapterNames = Callable[[], Mapping[str, str]]
@@ -24,15 +23,15 @@ _MEMORY: Sequence[tuple[Kind, str, str, Callable[[AdapterMemory], float]]] = (
 
 
 def adapter_metrics(
-    labels: Sequence[str],
-    workers: Sequence[tuple[Sequence[str], AdapterFigures]],
+    labels: tuple[str, ...],
+    workers: Sequence[tuple[tuple[str, ...], AdapterFigures]],
     names: Mapping[str, str],
-) -> Iterator[Metric]:
+) -> Iterator[Figures]:
     """Of workers with adapters, each with its values of these labels; nothing without any. As vLLM
     has it, one metric names in its labels which adapters run and wait."""
     if not workers:
         return
-    yield family(
+    yield Figures(
         GAUGE,
         "lora_requests_info",
         "Always 1: its labels name the adapters of running and waiting requests",
@@ -52,4 +51,4 @@ def adapter_metrics(
     )
     for kind, name, text, read in _MEMORY:
         samples = [(values, read(figures.memory)) for values, figures in workers]
-        yield family(kind, name, text, labels, samples)
+        yield Figures(kind, name, text, labels, samples)

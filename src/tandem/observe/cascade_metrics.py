@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from enum import StrEnum
 
-from prometheus_client.core import Metric
-
+from tandem.facts.metrics import MetricFamily
 from tandem.observe.registry import ModelRegistry
 
 
@@ -47,6 +46,6 @@ class CascadeMetrics:
         self._large.inc()
         self._escalations[escalation].inc()
 
-    def families(self) -> Iterable[Metric]:
+    def families(self) -> Iterable[MetricFamily]:
         """All metrics as they are at this moment."""
         return self._registry.families()

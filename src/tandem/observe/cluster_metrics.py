@@ -7,12 +7,10 @@ a worker gets it.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
 from tandem.facts.calibration import Calibration
 from tandem.facts.correction import Correction
 from tandem.facts.kv import TierFigures
+from tandem.facts.metrics import Figures, Kind, MetricFamily
 from tandem.facts.request import Request
 from tandem.facts.step_totals import StepTotals
 from tandem.messages.gateway import BreakerStatus, ClusterStatus, PauseStatus, WorkerStatus
@@ -25,7 +23,7 @@ from tandem.observe.metrics import (
     cache_config,
     sleep_state,
 )
-from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, Kind, ModelRegistry, family
+from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, ModelRegistry
 from tandem.observe.tenant_metrics import TenantMetrics
 
 _OF_WORKERS: Sequence[tuple[Kind, str, str, Callable[[WorkerStatus], float]]] = (
@@ -123,7 +121,7 @@ _OF_TIERS: Sequence[tuple[Kind, str, str, Callable[[TierFigures], float]]] = (
 DEGRADE_STEPS = ("n", "max_tokens", "class")
 
 
-class GatewayMetrics(Collector):
+class GatewayMetrics:
     """Counts and times of one gateway, and of the cluster as it knows it; by tenant where there are
     `tenants`. Adapters are called as `adapter_names` says."""
 
@@ -136,7 +134,6 @@ class GatewayMetrics(Collector):
         self._registry = registry = ModelRegistry(model_name)
         self._model_name = model_name
         self._adapter_names = adapter_names
-        self._status: ClusterStatus | None = None
         self.requests = RequestMetrics(registry)
         self.add_tenants(tenants)
         self._lost = registry.counter("lost_workers", "Workers that died")
@@ -146,7 +143,6 @@ class GatewayMetrics(Collector):
         self._degraded = dict(zip(DEGRADE_STEPS, degraded, strict=True))
         self._journal_lost = registry.counter("journal_lost_turns", "Turns the journal misses")
         self._journal_lost_turns = 0
-        registry.add(self)
 
     def add_tenants(self, tenants: Sequence[str]) -> None:
         """From now on these are told apart, too."""
@@ -167,19 +163,29 @@ class GatewayMetrics(Collector):
         """A worker died."""
         self._lost.inc()
 
-    def families(self, status: ClusterStatus, journal_lost_turns: int = 0) -> Iterable[Metric]:
+    def families(
+        self, status: ClusterStatus, journal_lost_turns: int = 0
+    ) -> Iterator[MetricFamily]:
         """All metrics at this moment, with the cluster as it is now. So many turns of the machine
         are not in its journal, in all."""
         self._journal_lost.inc(journal_lost_turns - self._journal_lost_turns)
         self._journal_lost_turns = journal_lost_turns
-        self._status = status
-        return self._registry.families()
+        yield from self._registry.families()
+        yield from self._of_gateway(status)
+        yield from self._of_workers(status)
+        yield from self._of_tiers(status)
+        yield from self._of_tenants(status)
+        yield from self._of_breakers(status)
+        yield from self._of_steps(status)
+        yield from self._of_drafts(status)
+        yield from self._of_adapters(status)
+        yield self._of_predictions(status.calibration_total)
+        if status.planning is not None:
+            yield from self._of_planner(status.planning)
+        if status.pauses is not None:
+            yield from self._of_pauses(status.pauses)
 
-    def collect(self) -> Iterator[Metric]:
-        """For the registry: what the status says."""
-        status = self._status
-        if status is None:
-            return
+    def _of_gateway(self, status: ClusterStatus) -> Iterator[Figures]:
         for kind, name, text, value in (
             (
                 GAUGE,
@@ -214,13 +220,10 @@ class GatewayMetrics(Collector):
             ),
         ):
             yield self._registry.figure(kind, name, text, value)
-        yield from self._of_tiers(status)
-        yield from self._of_tenants(status)
-        yield from self._of_breakers(status)
-        if status.planning is not None:
-            yield from self._of_planner(status.planning)
-        yield self._of_predictions(status.calibration_total)
-        yield family(
+
+    def _of_workers(self, status: ClusterStatus) -> Iterator[Figures]:
+        """What they are, did, and are known by."""
+        yield Figures(
             GAUGE,
             "worker_cost_correction",
             "Learnt: measured over listed seconds of the worker (1: as listed)",
@@ -245,15 +248,10 @@ class GatewayMetrics(Collector):
             (MODEL_LABEL, "worker", "pool"),
             [(self._model_name, each.worker, each.pool) for each in status.workers],
         )
-        yield from self._of_steps(status)
-        yield from self._of_drafts(status)
-        yield from self._of_adapters(status)
-        if status.pauses is not None:
-            yield from self._of_pauses(status.pauses)
         labels = (MODEL_LABEL, "worker", "pool", "role")
         for kind, name, text, read in _OF_WORKERS:
             # A counter's name must not change with the role.
-            used = labels[:3] if kind is COUNTER else labels
+            used = labels[:3] if kind == COUNTER else labels
             samples = [
                 (
                     (self._model_name, each.worker, each.pool, each.role.value)[: len(used)],
@@ -261,9 +259,9 @@ class GatewayMetrics(Collector):
                 )
                 for each in status.workers
             ]
-            yield family(kind, name, text, used, samples)
+            yield Figures(kind, name, text, used, samples)
 
-    def _of_tiers(self, status: ClusterStatus) -> Iterator[Metric]:
+    def _of_tiers(self, status: ClusterStatus) -> Iterator[Figures]:
         """All tiers of all that this gateway knows."""
         owned = _tiers_of(status)
         for kind, name, text, read in _OF_TIERS if owned else ():
@@ -271,9 +269,9 @@ class GatewayMetrics(Collector):
                 ((self._model_name, owner, figures.tier.value), read(figures))
                 for owner, figures in owned
             ]
-            yield family(kind, name, text, (MODEL_LABEL, "owner", "tier"), samples)
+            yield Figures(kind, name, text, (MODEL_LABEL, "owner", "tier"), samples)
 
-    def _of_tenants(self, status: ClusterStatus) -> Iterator[Metric]:
+    def _of_tenants(self, status: ClusterStatus) -> Iterator[Figures]:
         """What tenants with a share of their own have of the tiers."""
         samples = [
             ((self._model_name, owner, figures.tier.value, tenant), blocks)
@@ -283,9 +281,9 @@ class GatewayMetrics(Collector):
         if samples:
             text = "KV blocks in the tier of a tenant that has a share of it"
             labels = (MODEL_LABEL, "owner", "tier", "tenant")
-            yield family(GAUGE, "kv_tier_tenant_blocks", text, labels, samples)
+            yield Figures(GAUGE, "kv_tier_tenant_blocks", text, labels, samples)
 
-    def _of_steps(self, status: ClusterStatus) -> Iterator[Metric]:
+    def _of_steps(self, status: ClusterStatus) -> Iterator[Figures]:
         """Of the engines: steps with chunks of prompts, and of decodes alone."""
         samples = [
             ((self._model_name, each.worker, each.pool, "prefill" if chunked else "decode"), alike)
@@ -295,9 +293,9 @@ class GatewayMetrics(Collector):
         ]
         for name, text, read in _OF_STEPS:
             values = [(labels, sum(map(read, alike))) for labels, alike in samples]
-            yield family(COUNTER, name, text, (MODEL_LABEL, "worker", "pool", "kind"), values)
+            yield Figures(COUNTER, name, text, (MODEL_LABEL, "worker", "pool", "kind"), values)
 
-    def _of_drafts(self, status: ClusterStatus) -> Iterator[Metric]:
+    def _of_drafts(self, status: ClusterStatus) -> Iterator[Figures]:
         """Of workers that speculate."""
         drafting = [
             ((self._model_name, each.worker, each.pool), each.drafts)
@@ -308,15 +306,15 @@ class GatewayMetrics(Collector):
             return
         labels = (MODEL_LABEL, "worker", "pool")
         for name, text, read in DRAFT_COUNTS:
-            yield family(COUNTER, name, text, labels, [(of, read(each)) for of, each in drafting])
+            yield Figures(COUNTER, name, text, labels, [(of, read(each)) for of, each in drafting])
         by_place = [
             ((*of, str(place)), count)
             for of, each in drafting
             for place, count in enumerate(each.accepted_by_place)
         ]
-        yield family(COUNTER, *ACCEPTED_BY_PLACE, (*labels, "position"), by_place)
+        yield Figures(COUNTER, *ACCEPTED_BY_PLACE, (*labels, "position"), by_place)
 
-    def _of_adapters(self, status: ClusterStatus) -> Iterator[Metric]:
+    def _of_adapters(self, status: ClusterStatus) -> Iterator[Figures]:
         """Of workers that serve some."""
         serving = [
             ((self._model_name, each.worker, each.pool), each.adapters)
@@ -327,7 +325,7 @@ class GatewayMetrics(Collector):
             labels = (MODEL_LABEL, "worker", "pool")
             yield from adapter_metrics(labels, serving, self._adapter_names())
 
-    def _of_predictions(self, calibration: Calibration) -> Metric:
+    def _of_predictions(self, calibration: Calibration) -> Figures:
         """How predictions under an SLO turned out."""
         samples = []
         for bound, counted in (
@@ -342,7 +340,7 @@ class GatewayMetrics(Collector):
                 ("missed", "missed", counted.miss_missed),
             ):
                 samples.append(((self._model_name, bound, predicted, outcome), requests))
-        return family(
+        return Figures(
             COUNTER,
             "slo_predictions",
             "Requests that ended, by what was predicted of their SLO and what came",
@@ -350,7 +348,7 @@ class GatewayMetrics(Collector):
             samples,
         )
 
-    def _of_breakers(self, status: ClusterStatus) -> Iterator[Metric]:
+    def _of_breakers(self, status: ClusterStatus) -> Iterator[Figures]:
         """Of admission, a service class each."""
         if not status.breakers:
             return
@@ -359,9 +357,9 @@ class GatewayMetrics(Collector):
             samples = [
                 ((self._model_name, each.service_class), read(each)) for each in status.breakers
             ]
-            yield family(kind, name, text, labels, samples)
+            yield Figures(kind, name, text, labels, samples)
 
-    def _of_pauses(self, pauses: PauseStatus) -> Iterator[Metric]:
+    def _of_pauses(self, pauses: PauseStatus) -> Iterator[Figures]:
         figure = self._registry.figure
         text = "Sessions that pause for a tool, with an expected end"
         yield figure(GAUGE, "sessions_paused", text, pauses.paused)
@@ -372,7 +370,7 @@ class GatewayMetrics(Collector):
         text = "Sessions that came back after that"
         yield figure(COUNTER, "session_prefetches_in_time", text, pauses.after)
 
-    def _of_planner(self, planning: PlanningStatus) -> Iterator[Metric]:
+    def _of_planner(self, planning: PlanningStatus) -> Iterator[Figures]:
         actions = (
             ("start", planning.starts),
             ("stop", planning.stops),
@@ -380,7 +378,7 @@ class GatewayMetrics(Collector):
             ("migrate", planning.migrations),
             ("activate", planning.activations),
         )
-        yield family(
+        yield Figures(
             COUNTER,
             "planned_actions",
             "Changes of the fleet that the planner began",
@@ -414,7 +412,7 @@ class GatewayMetrics(Collector):
             ("answered", planning.simulation.answers),
             ("failed", planning.simulation.failures),
         )
-        yield family(
+        yield Figures(
             COUNTER,
             "planner_simulations",
             "Questions of the planner to the simulator",

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from itertools import chain
 
-from prometheus_client.core import Metric
-
+from tandem.facts.metrics import MetricFamily
 from tandem.observe.registry import GAUGE, TOKENS, ModelRegistry
 
 BATCH_TEXTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -62,7 +61,7 @@ class EncoderMetrics:
         """So many texts are not encoded, and why."""
         self._ends[end].inc(count)
 
-    def families(self) -> Iterable[Metric]:
+    def families(self) -> Iterable[MetricFamily]:
         """All metrics as they are at this moment."""
         waiting = self._registry.figure(
             GAUGE, "encoder_texts_waiting", "Texts that wait", self._waiting()

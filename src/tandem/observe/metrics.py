@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Counter
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from tandem.cluster.worker.load import adapter_figures
 from tandem.cluster.worker.machine import WorkerMachine
 from tandem.facts.adapter import AdapterMemory
 from tandem.facts.errors import Rejection
+from tandem.facts.metrics import Figures, MetricFamily
 from tandem.facts.overview import QueueOverview
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.slo import Slo
@@ -22,7 +21,7 @@ from tandem.facts.step_totals import DraftTotals
 from tandem.facts.steps import StepPlan
 from tandem.messages.worker import EmitTokens
 from tandem.observe.adapter_metrics import AdapterNames, adapter_metrics
-from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, TOKENS, ModelRegistry, family
+from tandem.observe.registry import COUNTER, GAUGE, MODEL_LABEL, TOKENS, ModelRegistry
 from tandem.observe.tenant_metrics import OneTenant, TenantMetrics
 from tandem.observe.timeline import OpenBin, Timeline
 
@@ -91,7 +90,10 @@ class RequestMetrics:
             "prompt_tokens_cached", "Prompt tokens whose KV was found cached"
         )
         self._generation_tokens = registry.counter("generation_tokens", "Tokens generated")
-        self._rejections = registry.counter("admission_rejections", "Requests refused on arrival")
+        rejections = registry.counters(
+            "admission_rejections", "Requests refused, by reason", "reason", Rejection
+        )
+        self._rejections = dict(zip(Rejection, rejections, strict=True))
 
     @property
     def open_requests(self) -> int:
@@ -133,7 +135,7 @@ class RequestMetrics:
 
     def rejected(self, request_id: str, by: Rejection, now_ns: int) -> None:
         """It does not run. Its client may have left before."""
-        self._rejections.inc()
+        self._rejections[by].inc()
         self.timeline.at(now_ns).reject(by)
         clock = self._clocks.pop(request_id, None)
         if clock is not None and clock.tenant is not None:
@@ -142,7 +144,7 @@ class RequestMetrics:
 
     def rejected_at_once(self, tenant: str, by: Rejection, now_ns: int) -> None:
         """The request of a tenant was refused before it had arrived."""
-        self._rejections.inc()
+        self._rejections[by].inc()
         self.timeline.at(now_ns).reject(by)
         if self.tenants is not None:
             of_tenant = self.tenants.of(tenant)
@@ -248,12 +250,12 @@ ACCEPTED_BY_PLACE = (
 
 
 def cache_config(
-    labels: Sequence[str], workers: Iterable[tuple[Sequence[str], tuple[int, int]]]
-) -> Metric:
+    labels: tuple[str, ...], workers: Iterable[tuple[tuple[str, ...], tuple[int, int]]]
+) -> Figures:
     """How the KV of workers lies in blocks: for each its values of these labels, the tokens of a
     block and the number of blocks. As vLLM has it, labels say it all, and blocks are those of a GPU
     wherever they lie."""
-    return family(
+    return Figures(
         GAUGE,
         "cache_config_info",
         "Always 1: its labels say how KV lies in blocks",
@@ -262,10 +264,10 @@ def cache_config(
     )
 
 
-def sleep_state(labels: Sequence[str], workers: Iterable[Sequence[str]]) -> Metric:
+def sleep_state(labels: tuple[str, ...], workers: Iterable[tuple[str, ...]]) -> Figures:
     """Of workers with these values of the labels. By vLLM's metric of this name its dashboards tell
     what is up; here no worker that runs ever sleeps."""
-    return family(
+    return Figures(
         GAUGE,
         "engine_sleep_state",
         "Always 1: no engine that runs sleeps",
@@ -283,7 +285,7 @@ class ShownAdapters:
     names: AdapterNames
 
 
-class WorkerMetrics(Collector):
+class WorkerMetrics:
     """Of one worker, whose machine is read when Prometheus asks; with those of its `adapters` where
     it serves any."""
 
@@ -297,18 +299,22 @@ class WorkerMetrics(Collector):
         self._step_tokens = self._registry.histogram(
             "iteration_tokens_total", "Tokens a step", TOKENS
         )
-        self._registry.add(self)
 
     def planned(self, plan: StepPlan, now_ns: int) -> None:
         self._step_tokens.observe(plan.batched_tokens)
         self.requests.scheduled((each.request_id for each in plan.placements), now_ns)
 
-    def families(self) -> Iterable[Metric]:
+    def families(self) -> Iterator[MetricFamily]:
         """All metrics as they are at this moment."""
-        return self._registry.families()
+        yield from self._registry.families()
+        yield from self._of_machine()
+        yield from self._of_drafts()
+        if self._adapters is not None:
+            figures = adapter_figures(self._machine, self._adapters.memory())
+            of_model = [((self._registry.model_name,), figures)]
+            yield from adapter_metrics((MODEL_LABEL,), of_model, self._adapters.names())
 
-    def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+    def _of_machine(self) -> Iterator[Figures]:
         sequences, planner = self._machine.sequences, self._machine.planner
         pool, figure, config = sequences.pool, self._registry.figure, self._machine.config
         yield figure(GAUGE, "num_requests_running", "Sequences in a slot", len(sequences.running))
@@ -335,20 +341,15 @@ class WorkerMetrics(Collector):
             ],
         )
         yield sleep_state((MODEL_LABEL,), [(self._registry.model_name,)])
-        yield from self._of_drafts()
-        if self._adapters is not None:
-            figures = adapter_figures(self._machine, self._adapters.memory())
-            of_model = [((self._registry.model_name,), figures)]
-            yield from adapter_metrics((MODEL_LABEL,), of_model, self._adapters.names())
 
-    def _of_drafts(self) -> Iterator[Metric]:
+    def _of_drafts(self) -> Iterator[Figures]:
         """Where it speculates."""
         if self._machine.drafting is None:
             return
         totals, figure = self._machine.drafting.totals, self._registry.figure
         for name, text, read in DRAFT_COUNTS:
             yield figure(COUNTER, name, text, read(totals))
-        yield family(
+        yield Figures(
             COUNTER,
             *ACCEPTED_BY_PLACE,
             (MODEL_LABEL, "position"),

@@ -1,12 +1,11 @@
-"""The registry of one model's Prometheus metrics, all of them labelled with the model's name; and
-metrics that are made when somebody asks. The page of metrics puts a prefix before their names."""
+"""The registry of one model's Prometheus metrics, all of them labelled with the model's name."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+
+from tandem.facts.metrics import Figures, Kind
 
 Labelled = TypeVar("Labelled", Counter, Gauge, Histogram)
 MODEL_LABEL = "model_name"
@@ -15,27 +14,12 @@ SECONDS = (
     10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
 )  # fmt: skip
 TOKENS = tuple(float(1 << power) for power in range(18))
-GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
-Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
-
-
-def family(
-    kind: Kind,
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    samples: Iterable[tuple[Sequence[str], float]],
-) -> Metric:
-    """A metric as it is at this moment: a value for each combination of label values."""
-    made = kind(name, text, labels=labels)
-    for values, value in samples:
-        made.add_metric(values, value)
-    return made
+GAUGE: Kind = "gauge"
+COUNTER: Kind = "counter"
 
 
 class ModelRegistry:
-    """Metrics of one model. Those that others count are `Metric`s of a moment, which a collector
-    makes when Prometheus asks."""
+    """Metrics of one model."""
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
@@ -60,14 +44,10 @@ class ModelRegistry:
         """Counters, gauges or histograms, one for each combination of values of these labels."""
         return kind(name, text, labels, registry=self._registry, **more)
 
-    def add(self, collector: Collector) -> None:
-        """Metrics that somebody else makes when somebody asks."""
-        self._registry.register(collector)
-
-    def figure(self, kind: Kind, name: str, text: str, value: float) -> Metric:
+    def figure(self, kind: Kind, name: str, text: str, value: float) -> Figures:
         """A metric of the model as it is at this moment."""
-        return family(kind, name, text, (MODEL_LABEL,), [((self.model_name,), value)])
+        return Figures(kind, name, text, (MODEL_LABEL,), [((self.model_name,), value)])
 
     def families(self) -> Iterable[Metric]:
-        """All metrics as they are at this moment."""
+        """All metrics that are counted here, as they are at this moment."""
         return self._registry.collect()

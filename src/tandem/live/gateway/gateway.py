@@ -20,10 +20,11 @@ from tandem.facts.errors import (
     TandemError,
 )
 from tandem.facts.fleet import Role
+from tandem.facts.metrics import MetricFamily
 from tandem.facts.overview import Otherwise, Overview, RequestLine, RequestStory, TriedRun
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
-from tandem.facts.serving import ANYBODY, Caller, MetricFamily, ModelCard
+from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import IN_BACKGROUND, Slo
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
