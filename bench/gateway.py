@@ -2,11 +2,12 @@
 the time that it adds to a first token.
 
 python bench/gateway.py [--streams 64] [--gateways 1] [--seconds 3] [--pace-ms 20]
-    [--only inside,http]
+    [--only inside,http,traced] [--tokens 256]
 
 Behind it is a scripted worker in a process of its own, over a real encrypted socket. `fast`: the
 worker draws as fast as the gateway reads, and readers that fall behind get several tokens at once.
 `paced`: a step every so often, and while the gateway keeps up each token goes out by itself.
+`traced`: what a trace of each call costs, in answers of so many tokens, with and without in turn.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -70,16 +71,17 @@ PROMPT = tuple(range(300, 428))
 ENDLESS = 1 << 20
 BODY = '{"prompt": [%s], "max_tokens": %d, "stream": true, "ignore_eos": true}'
 PATIENCE_S = 30.0
+TRACED_ROUNDS = 15
 
 
 def setup_in(
-    folder: Path, name: str, port: int = 0, journal: JournalConfig | None = None
+    folder: Path, name: str, port: int = 0, journal: JournalConfig | None = None, traces: str = ""
 ) -> GatewaySetup:
     (folder / CLUSTER_FILE).write_text(CLUSTER_TEXT)
     return GatewaySetup(
         gateway=name,
         model=None,
-        options=ServeOptions(port=port, max_model_len=8192),
+        options=ServeOptions(port=port, max_model_len=8192, otlp_traces_endpoint=traces),
         listen="tcp://127.0.0.1:0",
         keys=KEYS,
         cluster=replace(CLUSTER, journal=journal),
@@ -216,6 +218,87 @@ async def http(
     return _figures("http", firsts, (tokens, used_s, rate, None), step_s)
 
 
+async def traced(folder: Path, streams: int, seconds: float, answer_tokens: int) -> list[Figure]:
+    """Two gateway processes, of which one sends a trace of each call, measured in turn: what else
+    the machine does is the same for both."""
+    receiver = await asyncio.start_server(_take_traces, "127.0.0.1", 0)
+    traces = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}"
+    processes: list[subprocess.Popen[bytes]] = []
+    told: list[GatewayListening] = []
+    used: list[list[float]] = [[], []]
+    rates: list[list[float]] = [[], []]
+    try:
+        for name, url in (("plain", ""), ("traced", traces)):
+            processes.append(_start(folder, setup_in(folder, name, traces=url)))
+            told.append(await _listening(folder, name))
+        async with worker(folder, [each.endpoint for each in told], 0.0):
+            hosts = [each.url.removeprefix("http://").split(":") for each in told]
+            clients = [Client(host, int(port)) for host, port in hosts]
+            for client in clients:
+                await client.until_ready(1)
+            sender = _only_child(processes[1].pid)
+            sender_s = _cpu_s(sender)
+            for _ in range(TRACED_ROUNDS):
+                for place in (0, 1):
+                    pid = processes[place].pid
+                    cpu_s, rate = await _round(clients[place], pid, streams, seconds, answer_tokens)
+                    used[place].append(cpu_s)
+                    rates[place].append(rate)
+            # Of the rounds with traces; each began half a second before it was measured.
+            tokens = sum(rates[1]) * (seconds + 0.5)
+            sender_us = (_cpu_s(sender) - sender_s) / tokens * answer_tokens * 1e6
+    finally:
+        receiver.close()
+        for process in processes:
+            process.kill()
+            process.wait()
+    figures = []
+    # What else the machine does only adds to the time, and takes from the tokens.
+    least_us = [min(each) * 1e6 for each in used]
+    most = [max(each) for each in rates]
+    for place, way in enumerate(("no traces", "a trace of each call")):
+        name = f"answers of {answer_tokens} tokens, {way}"
+        low, _, high = statistics.quantiles(used[place], n=4)
+        spread_us = (high - low) / 2 * 1e6
+        figures.append(Figure(f"{name}: processor time a token", least_us[place], "us", spread_us))
+        figures.append(Figure(f"{name}: streamed", most[place], "token/s"))
+    more_us = (least_us[1] - least_us[0]) * answer_tokens
+    figures.append(Figure("a trace takes of the gateway", more_us, "us a call"))
+    figures.append(Figure("and of the process that sends it", sender_us, "us a call"))
+    share = 100 * most[1] / most[0]
+    figures.append(Figure("streamed, with traces of what it is without", share, "%", goal=">= 98"))
+    return figures
+
+
+async def _round(
+    client: "Client", pid: int, streams: int, seconds: float, answer_tokens: int
+) -> tuple[float, float]:
+    """Processor seconds a token, and tokens a second."""
+    count = Count()
+    tasks = [
+        asyncio.create_task(client.stream(answer_tokens, count, again=True)) for _ in range(streams)
+    ]
+    await asyncio.sleep(0.5)
+    before, begin_s, cpu_s = count.tokens, time.perf_counter(), _cpu_s(pid)
+    await asyncio.sleep(seconds)
+    tokens, used_s = count.tokens - before, _cpu_s(pid) - cpu_s
+    rate = tokens / (time.perf_counter() - begin_s)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return used_s / max(1, tokens), rate
+
+
+async def _take_traces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A receiver that says yes to everything, until the measuring ends."""
+    with suppress(asyncio.CancelledError):
+        while line := await reader.readline():
+            head = line + await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+
 class Client:
     """Streams completions over raw sockets: the measuring must cost less than the measured."""
 
@@ -310,10 +393,18 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _only_child(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
 async def _measure(
-    ways: set[str], wanted: tuple[int, int], seconds: float, pace_s: float
+    ways: set[str], wanted: tuple[int, int], seconds: float, pace_s: float, answer_tokens: int
 ) -> list[Figure]:
     figures: list[Figure] = []
+    if "traced" in ways:
+        with tempfile.TemporaryDirectory() as name:
+            figures += await traced(Path(name), wanted[0], seconds, answer_tokens)
     for step_s in (0.0, pace_s):
         with tempfile.TemporaryDirectory() as name:
             if "inside" in ways:
@@ -328,15 +419,18 @@ def main(
     gateways: Annotated[int, typer.Option(help="Gateway processes that share the port.")] = 1,
     seconds: Annotated[float, typer.Option(help="How long each is measured.")] = 3.0,
     pace_ms: Annotated[float, typer.Option(help="Between two paced steps.")] = 20.0,
-    only: Annotated[str, typer.Option(help="inside, http or both, separated by commas.")] = "",
+    only: Annotated[
+        str, typer.Option(help="inside, http, traced or several, separated by commas.")
+    ] = "",
+    tokens: Annotated[int, typer.Option(help="Of an answer, with and without traces.")] = 256,
     output: Annotated[Path, typer.Option(help="JSON of the figures.")] = Path(
         "results/gateway.json"
     ),
 ) -> None:
     """Measure and print; the machine should have nothing else to do."""
-    ways = set(only.split(",")) if only else {"inside", "http"}
+    ways = set(only.split(",")) if only else {"inside", "http", "traced"}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        figures = runner.run(_measure(ways, (streams, gateways), seconds, pace_ms / 1e3))
+        figures = runner.run(_measure(ways, (streams, gateways), seconds, pace_ms / 1e3, tokens))
     show(figures, "Gateway")
     write(figures, output)
 

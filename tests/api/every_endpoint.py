@@ -6,7 +6,7 @@ python -m tests.api.every_endpoint PORT serves it, for fuzzers that come from ou
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,24 @@ from tandem.api.batches.store import BatchStore
 from tandem.api.config import ApiConfig, BatchConfig, KeyFile
 from tandem.facts.encoder import EncodedText, LabelSpec
 from tandem.facts.encoding import EncoderCard, Numbers, Wanted
+from tandem.facts.errors import InvalidRequest
+from tandem.facts.overview import (
+    Otherwise,
+    Overview,
+    Percentiles,
+    PlannerOverview,
+    PromisedLatency,
+    QueueOverview,
+    Remark,
+    RequestLine,
+    RequestStory,
+    StoryEvent,
+    TierOverview,
+    TimeBin,
+    TriedRun,
+    WorkerOverview,
+)
+from tandem.facts.tracing import TraceContext
 from tandem.live.adapters import AdapterRegistry
 from tandem.live.encoders import LiveEncoders, ServedEncoder
 from tandem.observe.encoder_metrics import EncoderMetrics
@@ -40,11 +58,85 @@ FEATURES = 8
 
 
 class RoomyGenerator(ScriptedGenerator):
-    """With a context for everything that is drawn."""
+    """With a context for everything that is drawn. Of its workers an operator may drain `w0`."""
 
     @property
     def card(self):
         return replace(super().card, context_tokens=CONTEXT_TOKENS)
+
+    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+        worker = WorkerOverview(
+            worker="w0",
+            role="both",
+            state="ready",
+            running=1,
+            waiting=0,
+            used_blocks=1,
+            total_blocks=2,
+            block_size=16,
+        )
+        half = Percentiles(1, 0.5, 0.5, 0.5)
+        return Overview(
+            server="g0",
+            model="tiny",
+            up_s=1.0,
+            workers=(worker,),
+            tiers=(TierOverview("w0", "host", 1, 2, 3, 0, 0),),
+            queues=(QueueOverview("", account or "", 0, 1),),
+            promised=(PromisedLatency("", 1.0, None),),
+            bin_s=5.0,
+            current_bin=since_bin,
+            bins=(TimeBin(since_bin, 1, 1, 0, {"queue": 1}, 2, 1, 3, half, None, half),),
+            waiting=0,
+            running=1,
+            finished=1,
+            remarks=(Remark(0.5, "joined", "w0 joined as both"),),
+            planner=PlannerOverview("tandem", "advisory", "", (Remark(1.0, "flip", "why"),)),
+            has_roles=True,
+        )
+
+    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+        return [self._story().line][:most]
+
+    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+        return [self._story()] if name == "r" else []
+
+    def _story(self) -> RequestStory:
+        line = RequestLine(
+            request_id="r",
+            ago_s=1.0,
+            service_class="",
+            tenant="",
+            session="",
+            prompt_tokens=2,
+            cached_tokens=1,
+            output_tokens=1,
+            ttft_s=0.5,
+            tpot_s=None,
+            total_s=0.5,
+            ending="finished",
+            reason="stop",
+        )
+        return RequestStory(line, 4, (StoryEvent(0.1, "routing", "to w0", {"ttft_s": 0.5}),))
+
+    async def drain(self, worker: str, then_role: str, *, leave: bool) -> None:
+        if worker != "w0":
+            raise InvalidRequest("worker", f"cannot be drained: no worker is called {worker}")
+
+    async def undrain(self, worker: str) -> None:
+        await self.drain(worker, "", leave=False)
+
+    async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:
+        return [TriedRun("recorded", 1, 0.5, 1.0, 0.5, 0.5, None, None, 0.5, 0)]
+
+
+class EverySpan:
+    """A tracer that samples no call."""
+
+    lost_spans = 0
+
+    def begin_call(self, headers: Mapping[str, str]) -> TraceContext:
+        return TraceContext("0" * 32, "0" * 16, sampled=False)
 
 
 class Numberless:
@@ -90,7 +182,7 @@ def build_whole_app(
     text: TextModel,
     folder: Path,
     config: ApiConfig | None = None,
-    generator: ScriptedGenerator | None = None,
+    generator: RoomyGenerator | None = None,
     log: LineSink | None = None,
 ) -> Starlette:
     """Operators have the key `OPERATOR`; an adapter lies in `folder`/green."""
@@ -102,14 +194,18 @@ def build_whole_app(
     registry = AdapterRegistry(tiny_spec(), 16, ("tiny", "org/tiny"))
     registry.begin({"green": folder / "green"})
     batches = BatchRunner(BatchStore(BatchConfig(str(folder / "batches")), shared=False))
+    generator = generator or RoomyGenerator(text)
     return build_app(
-        generator or RoomyGenerator(text),
+        generator,
         text,
         config,
         log,
         adapters=registry,
         encoders=encoders_of(text),
         batches=batches,
+        observed=generator,
+        operated=generator,
+        tracer=EverySpan(),
     )
 
 

@@ -89,3 +89,60 @@ def test_lines_that_were_lost_are_counted(logged, lines):
     lines.lost_lines = 3
     metric = 'tandem:access_log_lost_lines_total{model_name="tiny"} 3.0'
     assert metric in logged.get("/metrics").text
+
+
+@pytest.fixture
+def content(generator, text):
+    """A log that has up to 32 bytes of prompts and answers."""
+    lines = Lines()
+    config = ApiConfig(log_content_bytes=32)
+    with client_of(build_app(generator, text, config, lines)) as client:
+
+        def ask(path, body):
+            before = len(lines)
+            client.post(path, json=body)
+            until(lambda: len(lines) == before + 1)
+            return lines[-1]
+
+        yield ask
+
+
+def test_nothing_that_was_said_is_in_the_log_unless_it_is_wanted(ask, generator):
+    generator.script.answer = "a fox "
+    _, line = ask(ASKED)
+    assert not {"prompts", "texts", "content_cut"} & line.keys()
+    assert "trace_id" not in line
+    assert "fox" not in json.dumps(line)
+
+
+def test_prompts_and_answers_are_in_the_log_as_the_model_has_them(content, generator):
+    generator.script.answer = "a fox "
+    line = content("/v1/completions", ASKED | {"prompt": ["hello", "what"], "n": 2})
+    assert [each.strip() for each in line["prompts"]] == ["hello", "what"]
+    assert len(line["texts"]) == 4
+    assert sum(len(each.encode()) for each in line["texts"]) <= 32
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    line = content("/v1/chat/completions", chat)
+    assert "hello" in line["prompts"][0]
+    assert "fox" in line["texts"][0]
+    # A call that failed before it was read has said nothing.
+    assert "prompts" not in content("/v1/completions", {"prompt": 5})
+
+
+def test_what_is_too_long_is_cut_at_a_letter(content, generator):
+    generator.script.answer = "né" * 40
+    line = content("/v1/completions", ASKED | {"prompt": "é" * 40})
+    for kept in (line["prompts"], line["texts"]):
+        (text,) = kept
+        assert 16 <= len(text.encode()) <= 32
+        assert "\ufffd" not in text
+    assert line["content_cut"]
+    generator.script.answer = "a fox "
+    assert not content("/v1/completions", ASKED | {"max_tokens": 2})["content_cut"]
+
+
+def test_the_answer_of_a_gang_is_that_of_its_winner(content, generator):
+    generator.script.answer = "a fox "
+    line = content("/v1/completions", GANG | {"max_tokens": 4})
+    (text,) = line["texts"]
+    assert "fox" in text

@@ -1,7 +1,8 @@
 """Structured output, speculation, an adapter, streaming and a death at once: the real client parses
 a pydantic model out of an answer whose worker was killed halfway, and it is what one plain process
-says."""
+says. The call is one trace over all of its workers, and every process logs it as JSON."""
 
+import json
 import os
 import re
 import signal
@@ -16,7 +17,9 @@ from tandem.config.environment import BUNDLED_MODEL
 from tandem.models.configuration import read_model_spec
 from tests.journeys.clusters import ClusterProcess, cluster
 from tests.journeys.serving import serving
+from tests.live.otlp_receiver import Receiver, receiving
 from tests.models.adapter_files import write_adapter
+from tests.waiting import until
 
 TEXT = """
 model: tandem-mini
@@ -31,12 +34,16 @@ serve:
   speculation: {proposer}
   speculation-branches: {branches}
   speculation-adaptive: false
+  otlp-traces-endpoint: "{receiver}"
+  log-format: json
 pools:
   - {{name: prefill, role: prefill, device: cpu}}
   - {{name: decode, role: decode, device: cpu, count: 2}}
 policies: {{dispatch: remote, transfer: push}}
 """
 PIECES = 48
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
 
 
 class Piece(BaseModel):
@@ -67,6 +74,7 @@ def hoard(client: openai.OpenAI, halfway=lambda: None) -> tuple[Hoard, str]:
         max_tokens=3000,
         frequency_penalty=0.2,
         response_format=Hoard,
+        extra_headers=PARENT,
     ) as stream:
         for event in stream:
             if event.type == "content.delta":
@@ -100,9 +108,11 @@ def expected(folder) -> tuple[Hoard, str]:
 
 @pytest.mark.parametrize(("proposer", "branches"), [("draft", 1), ("eagle", 3)])
 def test_a_parsed_answer_outlives_its_worker(proposer, branches, expected, folder, tmp_path):
-    with cluster(
-        TEXT.format(folder=folder, proposer=proposer, branches=branches), tmp_path
-    ) as running:
+    options = {"folder": folder, "proposer": proposer, "branches": branches}
+    with (
+        receiving() as receiver,
+        cluster(TEXT.format(receiver=receiver.url, **options), tmp_path) as running,
+    ):
         pids, killed = running.pids, []
 
         def halfway() -> None:
@@ -118,3 +128,38 @@ def test_a_parsed_answer_outlives_its_worker(proposer, branches, expected, folde
         assert gateway["takeovers"] == 1
         drafts = [worker["drafts"] for worker in status["workers"] if worker["drafts"]]
         assert any(each["accepted_tokens"] for each in drafts)
+        (lost,) = killed
+        every_process_logs_objects(running)
+        until(lambda: receiver.named("POST /v1/chat/completions"))
+    assert_one_trace(receiver, lost)
+
+
+def every_process_logs_objects(running: ClusterProcess) -> None:
+    logged = {}
+    for file in running.state.glob("*.log"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        logged[file.stem] = {line["process"] for line in lines}
+    assert logged == {name: {name} for name in ("gateway-0", "prefill-0", "decode-0", "decode-1")}
+
+
+def assert_one_trace(receiver: Receiver, lost: str) -> None:
+    """Of the call whose worker was `lost`."""
+    (call,) = receiver.named("POST /v1/chat/completions")
+    assert call.trace_id == TRACE
+    (whole,) = receiver.below(call)
+    (failover,) = receiver.named("failover")
+    parts = receiver.below(whole)
+    taken = ({"decode-0", "decode-1"} - {lost}).pop()
+
+    def workers(name: str) -> list[object]:
+        return [part.attributes["tandem.worker"] for part in parts if part.name == name]
+
+    assert workers("prefill") == ["prefill-0", "prefill-0"]
+    assert workers("decode") == [lost, taken]
+    targets = [part.attributes["tandem.target"] for part in receiver.named("kv_transfer")]
+    assert targets == [lost, taken]
+    assert failover.attributes["tandem.lost_worker"] == lost
+    again = failover.attributes
+    assert again["tandem.recomputed_tokens"] > 0
+    assert 0 < again["tandem.output_tokens"] < whole.attributes["gen_ai.usage.output_tokens"]
+    receiver.assert_nested()

@@ -16,6 +16,8 @@ from pydantic import BaseModel, Field
 from tests.api.grpc_calls import Stubs, infer_request, output_texts
 from tests.api.inference_calls import binary_body, columns, events, raw_texts, texts
 from tests.journeys.serving import free_port, run_here, run_tandem, serving
+from tests.live.otlp_receiver import receiving
+from tests.waiting import until
 
 RECALL = (
     "Please remember these facts.\n- calm otter: copper\n- quiet fox: 42\n- bright lamp: silver\n"
@@ -24,9 +26,15 @@ RECALL = (
 
 
 @pytest.fixture(scope="module")
-def server():
+def receiver():
+    with receiving() as received:
+        yield received
+
+
+@pytest.fixture(scope="module")
+def server(receiver):
     options = ("--max-num-seqs", "8", "--max-choices", "100", "--grpc-port", str(free_port()))
-    with serving(*options) as process:
+    with serving(*options, "--otlp-traces-endpoint", receiver.url) as process:
         yield process
 
 
@@ -382,3 +390,24 @@ def test_a_tool_that_is_demanded_is_called_with_arguments_that_fit(client):
         assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
         assert call.function.name in names
         Treasure.model_validate_json(call.function.arguments)
+
+
+def test_a_streamed_call_is_a_trace(client, receiver):
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    assert list(ask(client, "Hello", max_tokens=12, stream=True, extra_headers=headers))
+
+    def calls():
+        return [span for span in receiver.named("POST /v1/chat/completions")
+                if span.trace_id == trace]  # fmt: skip
+
+    (call,) = until(calls)
+    assert call.attributes["gen_ai.usage.output_tokens"] <= 12
+    (whole,) = receiver.below(call)
+    queue, prefill, decode = receiver.below(whole)
+    assert [queue.name, prefill.name, decode.name] == ["queue", "prefill", "decode"]
+    assert queue.end_ns == prefill.start_ns
+    assert prefill.end_ns == decode.start_ns
+    latency = whole.attributes["gen_ai.latency.time_to_first_token"]
+    assert latency == (decode.start_ns - queue.start_ns) / 1e9
+    receiver.assert_nested()

@@ -93,6 +93,23 @@ def test_a_model_that_is_nowhere_is_refused(tmp_path):
         check(tmp_path, f"model={tmp_path}/nothing")
 
 
+@pytest.mark.parametrize(
+    ("url", "more", "problem"),
+    [
+        (
+            "tempo:4318",
+            "",
+            "expected a URL such as http://localhost:4318/v1/traces, got tempo:4318",
+        ),
+        ("http://tempo:4318", "explain_memory: 0\n", "give explain_memory more than 0"),
+    ],
+)
+def test_traces_that_cannot_be_sent_are_refused_with_their_line(url, more, problem, tmp_path):
+    text = TEXT.replace("  port: 0\n", f'  port: 0\n  otlp-traces-endpoint: "{url}"\n') + more
+    with pytest.raises(InvalidConfiguration, match=rf"line 4: otlp-traces-endpoint: .*{problem}"):
+        check_before_start(checked(parse(text, "c.yaml"), Path()), StateDirectory(tmp_path / "s"))
+
+
 def test_an_encoder_that_is_nowhere_is_refused_with_its_line(tmp_path):
     text = TEXT.replace("  port: 0\n", '  port: 0\n  encoder_models: ["v=/nowhere"]\n')
     with pytest.raises(InvalidConfiguration, match=r"c\.yaml, line 4: encoder-models: v: model"):

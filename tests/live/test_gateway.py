@@ -364,7 +364,8 @@ async def test_an_operator_asks_what_became_of_a_request():
             explained = await asyncio.to_thread(client.explain, "first")
             (history,) = explained.histories
             assert (history.ending, history.emitted_tokens) == ("finished", 5)
-            assert [each.kind for each in history.events] == ["admission", "routing", "dispatch"]
+            kinds = [each.kind for each in history.events]
+            assert kinds == ["admission", "routing", "dispatch", "prefill"]
             names = {name for name, _ in history.events[1].figures}
             assert {"ttft_s", "prefill w0 ttft_s", "prefill w1 ttft_s"} <= names
             assert 0 <= history.first_token_ns <= history.last_token_ns == history.end_ns

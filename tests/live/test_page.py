@@ -136,6 +136,14 @@ async def test_callers_see_their_own_requests_and_operators_all(tmp_path):
         assert story["line"]["tpot_s"] > 0
         kinds = [each["kind"] for each in story["events"]]
         assert kinds[:2] == ["admission", "routing"]
+        spans = [(each["name"], each["worker"]) for each in story["spans"]]
+        assert spans == [
+            ("queue", ""),
+            ("prefill", "p"),
+            ("kv transfer", "d"),
+            ("decode", "d"),
+        ]
+        assert all(0 <= each["from_s"] <= each["to_s"] for each in story["spans"])
         # By its full id, which has a slash, as well.
         full = f"/tandem/requests/{story['line']['request_id']}"
         assert (await client.get(full, headers=bearer(CLIENT))).json()["data"] == [
@@ -161,13 +169,15 @@ async def test_operators_drain_and_flip_workers(tmp_path):
         assert (await order("d/undrain", None)).json() == {"status": "done"}
         assert members.of_name("d").accepting
         for path, body, problem in (
-            ("nobody/drain", {}, "worker cannot be drained: no worker is called nobody"),
             ("d/drain", {"then_role": "king"}, "then_role"),
             ("d/drain", {"then_role": "both", "leave": True}, "leave"),
         ):
             answer = await order(path, body)
             assert answer.status_code == 400
             assert problem in answer.json()["error"]["message"]
+        nobody = await order("nobody/undrain", None)
+        assert nobody.status_code == 404
+        assert "no worker is called 'nobody'; there are" in nobody.json()["error"]["message"]
 
 
 async def test_a_server_alone_is_one_worker(tmp_path):

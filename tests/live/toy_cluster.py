@@ -23,6 +23,7 @@ from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ANYBODY, Caller, Generator, ModelCard
 from tandem.facts.steps import StepPlan, StepResult
+from tandem.facts.tracing import SpanSink
 from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import ChannelLimits
@@ -86,13 +87,16 @@ def capacity_of(register: Register) -> Capacity:
 
 
 def make_gateway(
-    planning: PlanningConfig | None = None, root: CacheRoot = ROOT, **terms
+    planning: PlanningConfig | None = None,
+    root: CacheRoot = ROOT,
+    spans: SpanSink | None = None,
+    **terms,
 ) -> Gateway:
     card = ModelCard(("toy",), 10_000, VOCABULARY, (), 0)
     config = replace(gateway_config(root), planning=planning)
     router = replace(config.router, explains=terms.get("explain_bytes", 0) > 0)
     machine = GatewayMachine(replace(config, router=router))
-    return Gateway(card, machine, GatewayTerms(**({"incarnation": "i"} | terms)))
+    return Gateway(card, machine, GatewayTerms(**({"incarnation": "i"} | terms)), spans=spans)
 
 
 @asynccontextmanager
@@ -182,10 +186,12 @@ def worker_machine(context_tokens: int = CONTEXT_TOKENS, max_waiting: int = 64) 
     return WorkerMachine(worker_config(context_tokens, max_waiting=max_waiting))
 
 
-def make_worker(engine: GatedLedger, max_waiting: int = 64) -> LocalWorker:
+def make_worker(
+    engine: GatedLedger, max_waiting: int = 64, spans: SpanSink | None = None
+) -> LocalWorker:
     """One in this process, without a cluster."""
     card = ModelCard(("toy",), CONTEXT_TOKENS, VOCABULARY, (), 0)
-    return LocalWorker(card, worker_machine(max_waiting=max_waiting), engine)
+    return LocalWorker(card, worker_machine(max_waiting=max_waiting), engine, spans=spans)
 
 
 def drained(worker: "LocalWorker | ToyWorker") -> bool:

@@ -32,6 +32,7 @@ USED_FOR = {
     "ray": "workers on machines of Ray",
     "grpc": "the Open Inference Protocol over gRPC",
     "loadgen": "load by MLPerf's LoadGen (`tandem bench --loadgen`)",
+    "otel": "traces of calls for OpenTelemetry",
     "test": "the tests; no part of a deployment",
     "lint": "checks of the source; no part of a deployment",
 }

@@ -60,6 +60,7 @@ from tandem.api.schema_rules import SchemaLimits
 from tandem.api.server_load import ServerLoad
 from tandem.api.streaming import ClientGone
 from tandem.api.tokenization import token_endpoints
+from tandem.api.tracing import CallTracer, LostSpans, Tracing
 from tandem.api.whole_response import ResponseBudget
 from tandem.facts.adapter import ServedAdapter
 from tandem.facts.encoding import EncoderCard, Encoders
@@ -85,13 +86,15 @@ def build_app(
     batches: BatchRunner | None = None,
     observed: Observed | None = None,
     operated: Operated | None = None,
+    tracer: CallTracer | None = None,
 ) -> Starlette:
     """The HTTP application over `generator`, in the shapes of OpenAI's and of Anthropic's API and
     of the Open Inference Protocol; an ASGI server runs it. A `log` gets a line for each call;
     `ring` and `cache` are those of `config`, for whoever changes them later; `adapters` are served
     as models of their own (None: there can be none); `load` counts calls; `encoders` are served
     beside the model; `batches` run their requests through the same endpoints (None: there are
-    none). The page shows what is `observed`, whose workers can be `operated` (None: cannot).
+    none). The page shows what is `observed`, whose workers can be `operated` (None: cannot). Spans
+    of calls go to the `tracer`, if there is one.
     Raises `InvalidConfiguration` for a file of keys that has none."""
     intake = Intake(config, generator.card.context_tokens)
     load, ring = load or ServerLoad(), ring or KeyRing(config)
@@ -116,26 +119,24 @@ def build_app(
         *messages_endpoints(context),
         *token_endpoints(context),
         *inference_endpoints(context),
-        *probe_endpoints(context, load, http_metrics, log, batches),
+        *probe_endpoints(context, load, http_metrics, log, batches, tracer),
         prefix_cache_endpoint(context),
         *(adapter_endpoints(context, adapters) if adapters is not None else ()),
         *(encoder_endpoints(context, encoders) if encoders is not None else ()),
         *(observed_endpoints(context, observed, operated) if observed is not None else ()),
     ]
     if batches is not None:
-        callees = Callees(endpoints, (ring, operators), load, _ERRORS, log)
+        callees = Callees(endpoints, (ring, operators), load, _ERRORS, log, tracer)
         endpoints += connect_batches(batches, context, callees)
+    paths = {each.handler: each.route.path_format for each in endpoints}
     limits = _schema_limits(context)
     openapi = openapi_maker("Tandem", VERSION, endpoints, limits, has_keys=config.has_keys)
     routes = [load.counting(each.route) if each.is_load else each.route for each in endpoints]
     app = Starlette(
         routes=[*routes, document_route(openapi), reference_route(openapi), *page_routes()],
         middleware=[
-            Middleware(
-                HttpCounting,
-                metrics=http_metrics,
-                paths={each.handler: each.route.path_format for each in endpoints},
-            ),
+            Middleware(HttpCounting, metrics=http_metrics, paths=paths),
+            *([] if tracer is None else [Middleware(Tracing, tracer=tracer, paths=paths)]),
             *_middleware(config, log, ring, operators),
         ],
         exception_handlers=_ERRORS,
@@ -164,7 +165,9 @@ def _middleware(
     config: ApiConfig, log: LineSink | None, ring: KeyRing, operators: KeyRing
 ) -> list[Middleware]:
     """The outermost first: an answer without a key has an id and CORS headers too."""
-    layers = [] if log is None else [Middleware(AccessLog, sink=log)]
+    layers, content_bytes = list[Middleware](), config.log_content_bytes
+    if log is not None:
+        layers.append(Middleware(AccessLog, sink=log, content_bytes=content_bytes))
     layers.append(Middleware(RequestIds))
     if config.allowed_origins:
         layers.append(
@@ -243,9 +246,12 @@ def probe_endpoints(
     http_metrics: HttpMetrics,
     log: LineSink | None = None,
     batches: BatchRunner | None = None,
+    tracer: CallTracer | None = None,
 ) -> list[ApiEndpoint]:
     """The endpoints that only read. `/health` says alive, `/ready` says may take requests."""
-    lost_lines = None if log is None else LostLines(log, context.generator.card.names[0])
+    model_name = context.generator.card.names[0]
+    lost_lines = None if log is None else LostLines(log, model_name)
+    lost_spans = None if tracer is None else LostSpans(tracer, model_name)
 
     async def list_models(_: Request) -> Response:
         """The served names, with the sizes of the model behind them, adapters and encoders."""
@@ -295,8 +301,9 @@ def probe_endpoints(
             context.response_cache.metric_families(),
             context.response_store.metric_families(),
             () if context.encoders is None else context.encoders.metric_families(),
-            () if batches is None else batch_families(batches, context.generator.card.names[0]),
+            () if batches is None else batch_families(batches, model_name),
             () if lost_lines is None else lost_lines.collect(),
+            () if lost_spans is None else lost_spans.collect(),
         )
         text, content_type = metrics_page(
             families,

@@ -7,7 +7,15 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
-from tandem.api.auth import ANSWER_HEADERS, BACKGROUND, KEY, TENANT, account_of, is_printable
+from tandem.api.auth import (
+    ANSWER_HEADERS,
+    BACKGROUND,
+    KEY,
+    TENANT,
+    TRACE,
+    account_of,
+    is_printable,
+)
 from tandem.api.call_metrics import CallMetrics
 from tandem.api.choice import Endings
 from tandem.api.config import ApiConfig
@@ -22,6 +30,7 @@ from tandem.facts.encoding import Encoders
 from tandem.facts.errors import EngineFailed
 from tandem.facts.request import LONGEST_DEADLINE_S
 from tandem.facts.serving import AdapterModels, Caller, Generator
+from tandem.facts.tracing import TraceContext
 from tandem.text.model import TextModel
 
 VERSION = version("tandem")
@@ -71,6 +80,7 @@ class AppContext:
             )
             raise Refused(Refusal(400, problem, "invalid_value", TIMEOUT_HEADER))
         scope = request.scope
+        trace: TraceContext | None = scope.get(TRACE)
         return Caller(
             tenant=scope.get(TENANT, ""),
             headers=headers,
@@ -80,6 +90,7 @@ class AppContext:
             key=scope.get(KEY, ""),
             call_id=scope.get(REQUEST_ID, ""),
             background=scope.get(BACKGROUND, False),
+            trace=trace if trace is not None and trace.sampled else None,
         )
 
     def cache_use(

@@ -8,6 +8,7 @@ from functools import lru_cache
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tandem.api.call_ids import CALL_IDS, CallIds
 from tandem.api.clock_and_entropy import fresh_id
 from tandem.api.config import ApiConfig
 from tandem.api.connections.table import client_network
@@ -15,6 +16,7 @@ from tandem.api.errors import REQUEST_ID, Refusal, calls_anthropic, error_respon
 from tandem.api.key_ring import KeyRing, digest_of
 from tandem.api.page.files import PAGE_PATHS
 from tandem.facts.rate_limits import background_account
+from tandem.facts.tracing import TraceContext
 
 # Whatever is not named here needs a key, under any prefix the application is mounted at.
 OPEN_PATHS = frozenset(
@@ -44,6 +46,8 @@ _ANTHROPIC_REQUEST_ID_HEADER = "Request-Id"
 OPERATOR = "tandem.operator"
 # Set where nobody waits for the answer: it gives way to all others.
 BACKGROUND = "tandem.background"
+# The span of the call, where calls are traced.
+TRACE = "tandem.trace"
 # And the status of its answer, and what makes further headers of that.
 STATUS = "tandem.status"
 ANSWER_HEADERS = "tandem.answer_headers"
@@ -71,6 +75,8 @@ class RequestIds:
         is_valid = sent_id and is_printable(sent_id, _REQUEST_ID_CHARS)
         request_id = sent_id if is_valid else fresh_id("req-")
         scope[REQUEST_ID] = request_id
+        trace: TraceContext | None = scope.get(TRACE)
+        CALL_IDS.set(CallIds(request_id, "" if trace is None else trace.trace_id))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -36,3 +36,8 @@ def unix_time_ns() -> int:
 def monotonic_s() -> float:
     """For intervals."""
     return time.monotonic()
+
+
+def monotonic_ns() -> int:
+    """The same in nanoseconds, as all of the process counts them."""
+    return time.monotonic_ns()

@@ -114,7 +114,8 @@ class ApiConfig:
     `max_body_bytes` None derives the largest body from the context. `answer_bytes` are what the
     answers of all calls that do not stream may hold; one call, half of it. With
     `parse_special_tokens` a client's text in a chat may spell special tokens, as in version 0.4.
-    Names of metrics begin with `metrics_prefix` and a colon.
+    Names of metrics begin with `metrics_prefix` and a colon. The access log has `log_content_bytes`
+    of each call's prompts, and as many of its answers.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -135,6 +136,7 @@ class ApiConfig:
     response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
     metrics_prefix: str = "tandem"
+    log_content_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in (

@@ -176,6 +176,7 @@ class Gang:
             self._context.generator.tools_called(self._caller, winner.reader.called_tools)
         if self._record is not None and deltas[-1].finish_reason is not None:
             self._record.note_finish(0, deltas[-1].finish_reason)
+            self._record.note_content(0, [token for each in deltas for token in each.tokens])
         return GangResult(deltas, self._meter.usage(), self._report(winner, decision))
 
     def _decide(self) -> ScalingDecision:

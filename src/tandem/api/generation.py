@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from tandem.api.access_log import RECORD, AnswerRecord, CallRecord
+from tandem.api.access_log import RECORD, AnswerRecord, CallContent, CallRecord
 from tandem.api.agent_hints import with_hints
 from tandem.api.answering import respond
 from tandem.api.app_context import AppContext
@@ -38,7 +38,7 @@ from tandem.api.structured_output import (
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.rate_limits import CallSize
 from tandem.facts.sampling import SamplingParameters
-from tandem.facts.serving import Caller, Generator, ModelCard, ServedBy
+from tandem.facts.serving import Caller, ModelCard, ServedBy
 from tandem.text.aho_corasick import AhoCorasick
 from tandem.text.reasoning import ReasoningStart
 from tandem.text.tool_calls import ToolFormat
@@ -188,9 +188,7 @@ async def answer_sent(
     cache_use = context.cache_use(request, caller, presentation.endings, is_certain=is_certain)
     lookups = [cache_use.look_up(each) for each in requests]
     degradation = Degradation(len(requests))
-    record = _begin_record(
-        request, body, lookups, degradation, context.generator, caller, search.sequences
-    )
+    record = _begin_record(request, body, lookups, degradation, context, caller, search.sequences)
     caller = replace(
         caller,
         call=_size_of(answer_id, lookups, search.sequences),
@@ -256,23 +254,29 @@ def _begin_record(
     body: GenerationBody,
     lookups: Sequence[ResponseLookup],
     degradation: Degradation,
-    generator: Generator,
+    context: AppContext,
     caller: Caller,
     choices_per_prompt: int,
 ) -> AnswerRecord | None:
-    """What the access log is to know of the call; None where there is no log."""
+    """What is to be known of the call at its end; None where nobody wants to."""
     record: CallRecord | None = request.scope.get(RECORD)
     if record is None:
         return None
     prompt_tokens = [len(each.request.prompt_tokens) for each in lookups[::choices_per_prompt]]
     record.answer = AnswerRecord(
-        body.model or generator.card.names[0],
-        generator.service_class(caller),
+        body.model or context.generator.card.names[0],
+        context.generator.service_class(caller),
         bool(body.stream),
         len(lookups),
         ServedBy(),
         UsageMeter(prompt_tokens, choices_per_prompt, degradation),
         degradation,
         is_cached=all(each.found for each in lookups),
+        is_timed=record.is_logged,
     )
+    if limit_bytes := record.content_bytes:
+        # Of what cannot be kept, nothing need be held.
+        prompts = [each.request.prompt_tokens for each in lookups[::choices_per_prompt]]
+        asked = [prompt[: limit_bytes + 1] for prompt in prompts]
+        record.answer.content = CallContent(limit_bytes, asked, context.text.spelled)
     return record.answer

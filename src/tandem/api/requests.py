@@ -78,6 +78,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "LoadAdapterBody": {"lora_name": "sql", "lora_path": "/adapters/sql"},
     "UnloadAdapterBody": {"lora_name": "sql"},
+    "DrainBody": {"then_role": "decode"},
+    "WhatIfBody": {"last_s": 300, "routing": "round-robin"},
     "EmbeddingBody": {"input": _TEXTS},
     "RerankBody": {"query": "How was the weather?", "documents": _TEXTS},
     "ScoreBody": {"text_1": "How was the weather?", "text_2": _TEXTS},
@@ -395,3 +397,38 @@ class UnloadAdapterBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/unload_lora_adapter"""
 
     lora_name: Annotated[str, means("The name that it was loaded under.")]
+
+
+class DrainBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tandem/workers/{worker}/drain"""
+
+    then_role: Annotated[
+        Literal["prefill", "decode", "both"] | None,
+        means("The role that the worker takes once it is empty. Default: it stays drained."),
+    ] = None
+    leave: Annotated[bool | None, means("Its process ends once it is empty.")] = None
+
+
+class WhatIfBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tandem/what-if"""
+
+    last_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86_400.0)] | None,
+        means("Of the requests that came within so many seconds. Default: 300."),
+    ] = None
+    routing: Annotated[
+        Annotated[str, Meta(max_length=64)] | None,
+        means("The policy that chooses workers. Default: as it was."),
+    ] = None
+    admission: Annotated[
+        Annotated[str, Meta(max_length=64)] | None,
+        means("The policy that admits requests. Default: as it was."),
+    ] = None
+    workers: Annotated[
+        dict[
+            Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)],
+            Annotated[int, Meta(ge=0, le=1024)],
+        ]
+        | None,
+        means("How many workers pools have, by name. Default: as many as there were."),
+    ] = None

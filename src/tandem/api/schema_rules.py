@@ -180,7 +180,11 @@ def _together(types: dict[str, Schema]) -> None:
         _either(types, name, {"properties": unsearched}, beams)
     some_tokens: Schema = {"anyOf": [_NULL, {"type": "integer", "minimum": 1}]}
     answered: Schema = {"properties": {"max_tokens": some_tokens}}
-    _either(types, "CompletionBody", answered, _is("echo", True))
+    single: Schema = {"use_beam_search": {"enum": [None, False]}, "scaling": _NULL}
+    echoed: Schema = {"required": ["echo"], "properties": {"echo": {"const": True}, **single}}
+    _either(types, "CompletionBody", answered, echoed)
+    silent: Schema = {"properties": {"echo": {"enum": [None, False]}}}
+    _either(types, "CompletionBody", silent, _without("logprobs"), {"properties": single})
     _either(types, "ChatBody", _without("top_logprobs"), _is("logprobs", True))
     # Which tools a choice may name, a schema cannot say.
     for name in ("ChatBody", "ResponsesBody", "ConversationBody"):

@@ -25,6 +25,7 @@ from tandem.live.launching.launcher import Launcher, LocalLauncher
 from tandem.live.launching.ray_places import RayTerms
 from tandem.live.launching.state_directory import ADAPTERS_FILE, StateDirectory
 from tandem.live.launching.supervisor import Notice
+from tandem.live.log_format import begin_log
 from tandem.live.processes.before_start import check_launcher
 from tandem.live.processes.cluster import ClusterRun, RunLimits, View
 from tandem.live.processes.setups import listen_address
@@ -102,7 +103,8 @@ def run_cluster(
     """From its start until a signal ends it, or the `visit` is done, in a directory that nobody
     else has. Raises `InvalidConfiguration`, `ClusterRunning` or `ProcessesFailed`, and what the
     visit raises."""
-    logging.basicConfig(level=gateway_options(file.cluster, ()).log_level.upper())
+    options = gateway_options(file.cluster, ())
+    begin_log(options.log_level, options.log_format, "supervisor", logging.BASIC_FORMAT)
     directory.claim()
     failed = True
     try:

@@ -33,6 +33,7 @@ from tandem.config.encoders import check_encoders
 from tandem.config.options import ServeOptions, read_options
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.adapters import check_adapters
+from tandem.live.log_format import begin_log
 from tandem.live.processes.lifecycle import loop_runner
 from tandem.policy.batches import BatchStatus
 
@@ -71,7 +72,7 @@ def run_batch_command(
     is not computed again.
     """
     options = _options(read_options(config, given), given, files)
-    logging.basicConfig(level=options.log_level.upper())
+    begin_log(options.log_level, options.log_format, "run-batch", logging.BASIC_FORMAT)
     name, console = model or files.named_model, terminal()
     check_adapters(options, check_model(name, options))
     check_encoders(options.encoder_models, options.revision)

@@ -41,11 +41,13 @@ from tandem.config.encoders import check_encoders
 from tandem.config.environment import BUNDLED_MODEL, cache_directory, host_facts, may_have_gpu
 from tandem.config.hardware.worker import bundled_devices
 from tandem.config.options import ServeOptions, parse_bytes, read_options
+from tandem.config.tracing import check_tracing
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.adapters import check_adapters
 from tandem.live.grpc_port import try_grpc_port
 from tandem.live.http_server import PATIENCE_S, listen, url_of
 from tandem.live.launching.state_directory import sweep
+from tandem.live.log_format import begin_log
 from tandem.live.processes.before_start import check_before_start
 from tandem.live.processes.cluster import RunLimits
 from tandem.live.processes.lifecycle import end_within, loop_runner
@@ -166,7 +168,7 @@ def serve_command(
     starts whatever a cluster file describes.
     """
     options = read_options(config, given)
-    logging.basicConfig(level=options.log_level.upper())
+    begin_log(options.log_level, options.log_format, "server", logging.BASIC_FORMAT)
     console = terminal()
     if shape.wanted:
         serve_cluster(model, options, shape, console)
@@ -180,6 +182,7 @@ def serve_here(model: str | None, options: ServeOptions, console: Console) -> No
     with listen(options.host, options.port) as listener:
         exposure = _exposure_of(options)
         try_grpc_port(options)
+        check_tracing(options)
         check_adapters(options, check_model(model, options))
         check_encoders(options.encoder_models, options.revision)
         print_warning(console, exposure)

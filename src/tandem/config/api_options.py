@@ -58,6 +58,7 @@ def api_config(
             options.max_batch_requests,
         ),
         metrics_prefix=options.metrics_prefix,
+        log_content_bytes=options.access_log_content_kib << 10,
         connections=ConnectionLimits(
             head_bytes=options.max_head_kib << 10,
             head_fields=options.max_head_fields,

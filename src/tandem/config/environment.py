@@ -20,6 +20,8 @@ BUNDLED_EAGLE = BUNDLED / "tandem-mini-eagle"
 BUNDLED_MODELS = (BUNDLED_MODEL, BUNDLED_DRAFT)
 # How often a thread of OpenMP looks whether its turn has come before it sleeps.
 _SPINS = "2000"
+# Of traces, and where OpenTelemetry's SDK is told otherwise.
+_QUEUED_SPANS, _QUEUE_VARIABLE = 8192, "OTEL_BSP_MAX_QUEUE_SIZE"
 # As version 1 of control groups writes it.
 _NO_LIMIT = (1 << 63) - 1
 
@@ -87,6 +89,14 @@ def secret_lines(variable: str) -> tuple[str, ...]:
 def secret_line(variable: str | None) -> str:
     """The first line of the same; empty where no variable is named."""
     return secret_lines(variable)[0] if variable else ""
+
+
+def queued_spans() -> int:
+    """How many spans of traces may wait to be sent. Raises `InvalidConfiguration`."""
+    given = os.environ.get(_QUEUE_VARIABLE, "").strip()
+    if given and not (given.isdecimal() and int(given)):
+        raise InvalidConfiguration(f"{_QUEUE_VARIABLE}: expected a number of spans, got {given}")
+    return int(given or _QUEUED_SPANS)
 
 
 def replace_process(command: list[str], **private: str) -> None:

@@ -33,6 +33,7 @@ ToolCallParser = Literal[
 ]
 ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 def _doc(
@@ -418,6 +419,31 @@ class ServeOptions(
             "standard output. A file that is moved away is made anew."
         ),
     ] = ""
+    access_log_content_kib: Annotated[
+        int,
+        _of_gateways(
+            "KiB of each call's prompts, and of its answers, that its line has; 0: none. What "
+            "clients write stands in the file then.",
+            ge=0,
+            le=1 << 14,
+        ),
+    ] = 0
+    otlp_traces_endpoint: Annotated[
+        str,
+        _of_gateways(
+            "URL of an OpenTelemetry receiver (OTLP over HTTP) that gets a trace of each call, as "
+            "http://localhost:4318/v1/traces. Needs tandem[otel]."
+        ),
+    ] = ""
+    trace_sample_ratio: Annotated[
+        float,
+        _of_gateways(
+            "Share of the calls to be traced whose clients do not say (1: as OTEL_TRACES_SAMPLER "
+            "says, or all).",
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
     metrics_prefix: Annotated[
         str,
         _of_gateways(
@@ -427,6 +453,9 @@ class ServeOptions(
         ),
     ] = "tandem"
     log_level: Annotated[LogLevel, _doc("How much the server tells.", "Server")] = "warning"
+    log_format: Annotated[
+        LogFormat, _doc("How: as lines of text, or a JSON object a line.", "Server")
+    ] = "text"
     seed: Annotated[int, _doc("Seed of dummy weights.", "Server", ge=0, le=(1 << 63) - 1)] = 0
 
 

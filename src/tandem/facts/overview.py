@@ -162,12 +162,23 @@ class StoryEvent(Struct, frozen=True):
     figures: Mapping[str, float | str] = {}
 
 
+class StorySpan(Struct, frozen=True):
+    """A part of a request's time: what it was spent on, from and to so long after the arrival, and
+    at which worker (empty: at none)."""
+
+    name: str
+    worker: str
+    from_s: float
+    to_s: float
+
+
 class RequestStory(Struct, frozen=True):
-    """All that is known of one request."""
+    """All that is known of one request. `spans` are those of its trace, once it has ended."""
 
     line: RequestLine
     max_tokens: int
     events: tuple[StoryEvent, ...]
+    spans: tuple[StorySpan, ...] = ()
 
 
 class Otherwise(Struct, frozen=True):

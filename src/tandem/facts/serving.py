@@ -11,6 +11,7 @@ from tandem.facts.adapter import ServedAdapter
 from tandem.facts.metrics import MetricFamily
 from tandem.facts.rate_limits import Allowance, CallSize, background_account
 from tandem.facts.request import Request, TokenOutput
+from tandem.facts.tracing import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Caller:
     `served_by` is filled in where somebody wants to know. `end_finder` makes an
     `EndFinder` for the answer where stop strings may end it (None: there are none). What is asked
     in the `background` gives way to everybody else, whatever it says of itself. Who `wants_sources`
-    gets those of every token."""
+    gets those of every token. Its requests are parts of the `trace` of the call (None: it is not
+    traced)."""
 
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class Caller:
     end_finder: Callable[[], EndFinder] | None = None
     background: bool = False
     wants_sources: bool = False
+    trace: TraceContext | None = None
 
     @property
     def account(self) -> str:

@@ -13,3 +13,8 @@ def now_ns() -> int:
 def wall_clock_s() -> int:
     """Unix time, for what people read."""
     return int(time.time())
+
+
+def unix_offset_ns() -> int:
+    """Unix time less `now_ns`, at this moment: the system may set its clock."""
+    return time.time_ns() - time.monotonic_ns()

@@ -112,6 +112,8 @@ def bounded_server(
         uvicorn.Config(
             cast(Any, app),
             lifespan="off",
+            # Its lines go where all others of the process go.
+            log_config=None,
             log_level=log_level,
             access_log=log_level == "debug" and not logs_access,
             timeout_graceful_shutdown=PATIENCE_S + SHUTDOWN_S,

@@ -29,6 +29,7 @@ from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import IN_BACKGROUND, LOWER_ONLY, ClientPriorities
 from tandem.facts.steps import Placement, StepResult
+from tandem.facts.tracing import SpanSink, TraceContext
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.driver import Driver, EventInbox
 from tandem.live.engine_thread import EngineThread, PlanRunner
@@ -49,7 +50,8 @@ from tandem.messages.worker import (
     WorkerEffect,
     WorkerEvent,
 )
-from tandem.observe.metrics import ShownAdapters, WorkerMetrics
+from tandem.observe.metrics import RequestClock, ShownAdapters, WorkerMetrics
+from tandem.observe.spans import local_request_span
 from tandem.report.record import Ending
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class LocalWorker:
     """The `Generator` port over one engine in this process. Use it from one event loop, between
     `start` and `stop`. Clients may choose their priority within `priorities`. An adapter that the
     engine's `adapters` do not hold is loaded before its request is queued: no step waits for it.
-    Metrics have what is `shown` of them."""
+    Metrics have what is `shown` of them. Spans of requests go to `spans`, if there are any."""
 
     def __init__(
         self,
@@ -73,11 +75,16 @@ class LocalWorker:
         priorities: ClientPriorities = LOWER_ONLY,
         adapters: AdapterCache | None = None,
         shown: ShownAdapters | None = None,
+        spans: SpanSink | None = None,
     ) -> None:
         self._adapters, self._shown = adapters, shown
         self.card = card
         self.machine = machine
-        self.metrics = WorkerMetrics(card.names[0], machine, shown)
+        self._spans = spans
+        # The open requests of calls that are traced.
+        self._traced: dict[str, TraceContext] = {}
+        request_ended = None if spans is None else self._request_ended
+        self.metrics = WorkerMetrics(card.names[0], machine, shown, request_ended)
         self._engine_thread = EngineThread(
             engine, self._step_done, partial(self._died, "the engine failed")
         )
@@ -214,6 +221,8 @@ class LocalWorker:
         deadline_s = sooner(request.deadline_s, caller.deadline_s)
         request = replace(request, priority=priority, account=caller.account, deadline_s=deadline_s)
         mailbox = self._mailboxes.open(request.request_id, wants_sources=caller.wants_sources)
+        if caller.trace is not None:
+            self._traced[request.request_id] = caller.trace
         self._inbox.enqueue(request)
         arrival_ns = now_ns()
         self.metrics.requests.arrived(request, arrival_ns)
@@ -238,6 +247,7 @@ class LocalWorker:
                 self.metrics.requests.ended(request.request_id, FinishReason.ABORT, now_ns())
             # Unless it ended before.
             self._ended(request.request_id, Ending.FAILED, "its client left", now_ns())
+            self._traced.pop(request.request_id, None)
 
     async def _hold_adapter(self, adapter: Adapter) -> None:
         """Raises `RequestFailed` when it cannot be had."""
@@ -255,6 +265,15 @@ class LocalWorker:
             self._shown.memory()
         if self._closed_because:
             raise EngineFailed(self._closed_because)
+
+    def _request_ended(
+        self, request_id: str, clock: RequestClock, reason: str, instant_ns: int
+    ) -> None:
+        trace = self._traced.pop(request_id, None)
+        if trace is not None and self._spans is not None:
+            model = self.card.names[0]
+            span = local_request_span(request_id, clock, reason, instant_ns, model)
+            self._spans.record_below(span, trace)
 
     def _out_of_time(self, request: Request, mailbox: Mailbox) -> None:
         """Its deadline has passed: it is refused without a token, else ends with what it has."""

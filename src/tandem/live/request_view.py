@@ -1,7 +1,10 @@
 """Histories of requests as a person sees them (`facts.overview`)."""
 
-from tandem.facts.overview import RequestLine, RequestStory, StoryEvent
+from collections.abc import Iterator
+
+from tandem.facts.overview import RequestLine, RequestStory, StoryEvent, StorySpan
 from tandem.messages.operator import RequestHistory
+from tandem.observe.spans import request_span
 
 NS_PER_S = 1e9
 
@@ -33,7 +36,21 @@ def request_story(history: RequestHistory, now_ns: int) -> RequestStory:
         StoryEvent(each.after_ns / NS_PER_S, each.kind, each.text, dict(each.figures))
         for each in history.events
     )
-    return RequestStory(request_line(history, now_ns), history.max_tokens, tuple(events))
+    spans = _spans(history) if history.ending else ()
+    line = request_line(history, now_ns)
+    return RequestStory(line, history.max_tokens, tuple(events), tuple(spans))
+
+
+def _spans(history: RequestHistory) -> Iterator[StorySpan]:
+    """Those of its trace."""
+    for span in request_span(history, "").children:
+        named = span.attributes
+        worker = named.get("tandem.worker") or named.get("tandem.target") or ""
+        from_s = (span.start_ns - history.arrival_ns) / NS_PER_S
+        to_s = (span.end_ns - history.arrival_ns) / NS_PER_S
+        # A decision takes no time.
+        if span.name != "route":
+            yield StorySpan(span.name.replace("_", " "), str(worker), from_s, to_s)
 
 
 def _seconds(after_ns: int) -> float | None:

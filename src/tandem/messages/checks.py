@@ -58,6 +58,7 @@ def _tokens_reported(message: TokensReported) -> None:
         len(emission.cached_tokens),
         len(emission.logprobs) or rows,
         len(emission.prompt_logprobs) or rows,
+        len(emission.waited_ns) or rows,
     }
     _need(len(lengths) == 1, "has rows of unequal length")
 

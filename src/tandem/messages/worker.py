@@ -152,7 +152,8 @@ class EmitTokens(Struct, frozen=True):
 
     `finish_reasons[i]` is None while the sequence goes on. `logprobs` is empty when nobody asked.
     `prompt_logprobs` are of all prompt tokens but the first, with the first token of a request that
-    asked; empty where no row has any.
+    asked; empty where no row has any. `waited_ns` tells with the first token that a request gets
+    here how long it had waited for its first step (0 with others); empty where no row tells it.
     """
 
     request_ids: tuple[str, ...]
@@ -162,6 +163,7 @@ class EmitTokens(Struct, frozen=True):
     cached_tokens: tuple[Count, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
+    waited_ns: tuple[Nanoseconds, ...] = ()
 
 
 class Refuse(Struct, frozen=True):

@@ -47,17 +47,28 @@ class RequestClock:
     first_token_ns: int = 0
     last_token_ns: int = 0
     answer_tokens: int = 0
+    cached_tokens: int = 0
     tenant: OneTenant | None = None
+
+
+# Of a request that has ended: its id, its instants, why, and when.
+RequestEnded = Callable[[str, RequestClock, str, int], None]
 
 
 class RequestMetrics:
     """Counts of requests and their latencies by phase, and by tenant where there are `tenants`. The
-    caller says when things happen."""
+    caller says when things happen; `request_ended` gets what was not refused once it is over."""
 
-    def __init__(self, registry: ModelRegistry, tenants: TenantMetrics | None = None) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        tenants: TenantMetrics | None = None,
+        request_ended: RequestEnded | None = None,
+    ) -> None:
         self.timeline = Timeline()
         self._clocks: dict[str, RequestClock] = {}
         self.tenants = tenants
+        self._request_ended = request_ended
         # Of the prompts whose answers have begun: their tokens, and those that were found cached.
         self.looked_up_tokens = self.found_tokens = 0
         self.begun = self.ended_requests = self.drawn_tokens = 0
@@ -182,6 +193,8 @@ class RequestMetrics:
         clock = self._clocks.pop(request_id, None)
         if clock is None:
             return
+        if self._request_ended is not None:
+            self._request_ended(request_id, clock, reason, now_ns)
         self._finished[reason].inc()
         self.ended_requests += 1
         if clock.tenant is not None:
@@ -215,7 +228,7 @@ class RequestMetrics:
             self._gap.observe((now_ns - clock.last_token_ns) / NS_PER_S)
             time_bin.itl.add(now_ns - clock.last_token_ns)
         else:
-            clock.first_token_ns = now_ns
+            clock.first_token_ns, clock.cached_tokens = now_ns, cached_tokens
             self.begun += 1
             time_bin.begin(now_ns - clock.arrived_ns, clock.prompt_tokens, cached_tokens)
             self._ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
@@ -287,15 +300,19 @@ class ShownAdapters:
 
 class WorkerMetrics:
     """Of one worker, whose machine is read when Prometheus asks; with those of its `adapters` where
-    it serves any."""
+    it serves any. `request_ended` as of `RequestMetrics`."""
 
     def __init__(
-        self, model_name: str, machine: WorkerMachine, adapters: ShownAdapters | None = None
+        self,
+        model_name: str,
+        machine: WorkerMachine,
+        adapters: ShownAdapters | None = None,
+        request_ended: RequestEnded | None = None,
     ) -> None:
         self._registry = ModelRegistry(model_name)
         self._machine = machine
         self._adapters = adapters
-        self.requests = RequestMetrics(self._registry)
+        self.requests = RequestMetrics(self._registry, request_ended=request_ended)
         self._step_tokens = self._registry.histogram(
             "iteration_tokens_total", "Tokens a step", TOKENS
         )

@@ -105,6 +105,10 @@ class TextModel:
         skipped = skipped - {self.tokenizer.token_id(tag) for tag in kept_tags}
         return detokenizer(self.tokenizer, self.token_bytes, frozenset(skipped))
 
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """Their text with special tokens, as the model reads and writes it."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
     def reasoning_start(self, prompt: Sequence[int], continued: str | None) -> ReasoningStart:
         """How the answer to this prompt of a chat begins; `continued` is the message of the
         assistant that it goes on with, if it does."""

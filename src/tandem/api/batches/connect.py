@@ -24,6 +24,7 @@ from tandem.api.errors import Refused
 from tandem.api.key_ring import KeyRing
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.server_load import ServerLoad
+from tandem.api.tracing import CallTracer, Tracing
 
 _EMBEDDINGS = "/v1/embeddings"
 
@@ -32,13 +33,15 @@ _EMBEDDINGS = "/v1/embeddings"
 class Callees:
     """What answers requests of batches: the `endpoints` of the server, and what makes answers of
     what they raise (`errors`). Who may come in has a key on one of the `rings`. Calls of whoever
-    waits are counted by `load`; each call goes to the `log`, if there is one."""
+    waits are counted by `load`; each call goes to the `log` and to the `tracer`, where there is
+    one."""
 
     endpoints: Sequence[ApiEndpoint]
     rings: Sequence[KeyRing]
     load: ServerLoad
     errors: Mapping[Any, Any]
     log: LineSink | None = None
+    tracer: CallTracer | None = None
 
     def admits(self, tenant: str, digest: str) -> bool:
         """Whether whoever had this key, of this tenant, would still come in."""
@@ -57,7 +60,12 @@ def connect_batches(
         for each in callees.endpoints
         if each.method == "POST" and each.path in get_args(Endpoint)
     ]
-    layers = [] if callees.log is None else [Middleware(AccessLog, sink=callees.log)]
+    layers, content_bytes = list[Middleware](), context.config.log_content_bytes
+    if callees.tracer is not None:
+        named = {each.handler: each.path for each in served}
+        layers.append(Middleware(Tracing, tracer=callees.tracer, paths=named))
+    if callees.log is not None:
+        layers.append(Middleware(AccessLog, sink=callees.log, content_bytes=content_bytes))
     app = Starlette(
         routes=[each.route for each in served],
         middleware=[*layers, Middleware(RequestIds)],

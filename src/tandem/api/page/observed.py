@@ -3,10 +3,10 @@ workers. Callers see their own requests; names of tenants and sessions are for o
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +16,7 @@ from tandem.api.errors import Refusal, Refused
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.operator_endpoints import JSON, check_operator
 from tandem.api.request_body import read_body
+from tandem.api.requests import DrainBody, WhatIfBody
 from tandem.api.responses import StatusAnswer
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.overview import (
@@ -30,12 +31,12 @@ from tandem.facts.overview import (
 )
 
 MOST_LINES = 500
+# Later than all of them.
+NO_BIN = 1 << 62
+# Of a what-if that says nothing else.
+LAST_S = 300.0
 # A worker that has much to do is drained for longer; the call does not wait for it.
 PATIENCE_S = 2.0
-# Of a what-if.
-MOST_LAST_S = 86_400.0
-MOST_WORKERS = 1024
-MOST_CHARS = 64
 
 
 class OverviewAnswer(Struct, kw_only=True):
@@ -61,27 +62,6 @@ class RequestStories(Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
-class DrainBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`then_role` is the role that the worker takes once it is empty; without one it stays
-    drained, or with `leave` its process ends."""
-
-    then_role: Literal["prefill", "decode", "both"] | None = None
-    leave: bool = False
-
-
-class WhatIfBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Of the requests that came in the last `last_s`: what, if another policy had chosen their
-    workers or admitted them, or pools had had so many `workers`?"""
-
-    last_s: Annotated[float, Meta(gt=0, le=MOST_LAST_S)] = 300.0
-    routing: Annotated[str, Meta(max_length=MOST_CHARS)] = ""
-    admission: Annotated[str, Meta(max_length=MOST_CHARS)] = ""
-    workers: dict[
-        Annotated[str, Meta(pattern=r"^[\w.-]+$", max_length=64)],
-        Annotated[int, Meta(ge=0, le=MOST_WORKERS)],
-    ] = {}
-
-
 class TriedRuns(Struct, kw_only=True):
     """What was recorded, the same simulated, and what would have come of the change."""
 
@@ -98,7 +78,7 @@ def observed_endpoints(
         """Workers, queues, latencies over time and news of this server. With `since`, only bins of
         time from that one on. Operators see whose they are."""
         account = _account(context, request)
-        seen = observed.overview(account, _whole(request, "since", 0, 1 << 62))
+        seen = observed.overview(account, _whole(request, "since", 0, NO_BIN))
         if account is not None:
             seen = msgspec.structs.replace(seen, queues=tuple(map(_nameless, seen.queues)))
         return _answered(
@@ -149,26 +129,35 @@ def observed_endpoints(
             answer=RequestStories,
         ),
     ]
-    return endpoints if operated is None else [*endpoints, *_operator_endpoints(context, operated)]
+    return (
+        endpoints
+        if operated is None
+        else [
+            *endpoints,
+            *_operator_endpoints(context, observed, operated),
+        ]
+    )
 
 
-def _operator_endpoints(context: AppContext, operated: Operated) -> list[ApiEndpoint]:
+def _operator_endpoints(
+    context: AppContext, observed: Observed, operated: Operated
+) -> list[ApiEndpoint]:
     async def drain_worker(request: Request) -> Response:
         """Gives a worker nothing new, and once it is empty another role, or its end. `draining`
         where that takes longer than a moment. For operators."""
         check_operator(request)
         with context.holding_body(request) as held:
             body = await read_body(request, DrainBody, context.config, held)
-        worker: str = request.path_params["worker"]
+        worker = _worker(request, observed)
         if body.leave and body.then_role:
             raise InvalidRequest("leave", "a worker that leaves takes no role; choose one of both")
-        drained = operated.drain(worker, body.then_role or "", leave=body.leave)
+        drained = operated.drain(worker, body.then_role or "", leave=bool(body.leave))
         return await _within_patience(drained, "draining")
 
     async def undrain_worker(request: Request) -> Response:
         """Gives a drained worker requests again. For operators."""
         check_operator(request)
-        return await _within_patience(operated.undrain(request.path_params["worker"]), "waiting")
+        return await _within_patience(operated.undrain(_worker(request, observed)), "waiting")
 
     async def what_if(request: Request) -> Response:
         """Simulates the last minutes of the gateway's journal with something changed, beside what
@@ -176,7 +165,12 @@ def _operator_endpoints(context: AppContext, operated: Operated) -> list[ApiEndp
         check_operator(request)
         with context.holding_body(request) as held:
             body = await read_body(request, WhatIfBody, context.config, held)
-        otherwise = Otherwise(body.last_s, body.routing, body.admission, body.workers)
+        otherwise = Otherwise(
+            LAST_S if body.last_s is None else body.last_s,
+            body.routing or "",
+            body.admission or "",
+            body.workers or {},
+        )
         return _answered(TriedRuns(data=await operated.what_if(otherwise)))
 
     return [
@@ -234,6 +228,16 @@ def _account(context: AppContext, request: Request) -> str | None:
     if request.scope.get(OPERATOR):
         return None
     return context.caller_of(request).account
+
+
+def _worker(request: Request, observed: Observed) -> str:
+    """That of the path. Raises `Refused` with 404 where there is none of that name."""
+    name: str = request.path_params["worker"]
+    known = [each.worker for each in observed.overview(None, NO_BIN).workers]
+    if name not in known:
+        problem = f"no worker is called {name[:128]!r}; there are {', '.join(known)}"
+        raise Refused(Refusal(404, problem, "worker_not_found", "worker"))
+    return name
 
 
 def _nameless(queue: QueueOverview) -> QueueOverview:

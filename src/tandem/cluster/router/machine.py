@@ -17,7 +17,7 @@ from tandem.cluster.router.fleet import Fleet
 from tandem.cluster.router.migration import Migrations
 from tandem.cluster.router.predictions import Forecast, Predictions, forecast_of
 from tandem.cluster.router.request_state import RequestState, Stage
-from tandem.cluster.router.transfers import KvTransfers, cancel_everywhere
+from tandem.cluster.router.transfers import KvTransfers, cancel_everywhere, explained_transfer
 from tandem.facts.errors import Rejection
 from tandem.messages.router import (
     AnnounceDegraded,
@@ -48,6 +48,7 @@ from tandem.messages.router import (
     WorkerLost,
 )
 from tandem.messages.worker import (
+    EmitTokens,
     FailRequest,
     ImportsArrived,
     PrefillsArrived,
@@ -304,6 +305,8 @@ class RouterMachine:
                 continue
             reason = reasons[index]
             if state.stage is Stage.PREFILLING:
+                if self.config.explains:
+                    effects.append(_computed(state, emission, index))
                 taken = state.takes_token(reason, self.config.first_token)
                 self.admission.prompt_done(state)
                 state.stage = Stage.DECODING if state.local else Stage.MOVING
@@ -361,6 +364,9 @@ class RouterMachine:
         for state in self.kv_transfers.take_finished():
             self.admission.kv_arrived(state)
             self.migrations.migrated(state)
+            if self.config.explains:
+                text, figures = f"goes on at {state.decode}", (("worker", state.decode),)
+                effects.append(Explain(state.request_id, "decode", text, figures))
 
     def _kv_computed(
         self, state: RequestState, tokens: int, held: bool, now_ns: int, effects: Effects
@@ -381,6 +387,8 @@ class RouterMachine:
             request = state.request(state.decode, now_ns)
             events = self.admission.fleet.workers[state.decode].events_sent
             self.admission.liveness.sent(state, state.decode, events)
+            if self.config.explains:
+                effects.append(explained_transfer(state, wanted_tokens))
             effects.append(SendEvent(state.decode, ImportsArrived((request,), (wanted_tokens,))))
         effects += self.kv_transfers.push_computed(state)
 
@@ -396,6 +404,8 @@ class RouterMachine:
             self._fail(state, STRANDED, now_ns, effects)
             return
         self.takeovers += 1
+        if self.config.explains:
+            effects.append(_takeover(state, lost))
         effects += cancel_everywhere(state, self.admission, self.kv_transfers)
         for name in state.names.all:
             del self._by_wire[name]
@@ -444,11 +454,34 @@ def _explanations(
             if corrected := str(fleet.workers[each.worker].capacity.cost.correction):
                 figures.append((f"{name} corrected", corrected))
     chosen = f"prefill on {route.prefill}, decode on {route.decode}"
-    placement = (("placement", str(dispatch.placement)),)
+    placed = (
+        ("placement", str(dispatch.placement)),
+        ("prefill", dispatch.prefill or route.prefill),
+        ("decode", dispatch.decode),
+    )
     return [
         Explain(state.request_id, "routing", chosen, tuple(figures)),
-        Explain(state.request_id, "dispatch", dispatch.reason, placement),
+        Explain(state.request_id, "dispatch", dispatch.reason, placed),
     ]
+
+
+def _computed(state: RequestState, emission: EmitTokens, row: int) -> Explain:
+    """All that was known of the request is computed; how much of it was cached, and how long it had
+    waited at the worker."""
+    figures = (
+        ("worker", state.prefill),
+        ("tokens", state.known_tokens),
+        ("cached_tokens", emission.cached_tokens[row]),
+        ("wait_s", emission.waited_ns[row] / 1e9 if emission.waited_ns else 0.0),
+    )
+    return Explain(state.request_id, "prefill", f"computed by {state.prefill}", figures)
+
+
+def _takeover(state: RequestState, lost: str) -> Explain:
+    """The request begins again with the tokens that it has."""
+    text = f"{lost} is lost" if lost else "its KV is lost, or its place is another's"
+    figures = (("lost_worker", lost), ("output_tokens", len(state.output)))
+    return Explain(state.request_id, "takeover", text, figures)
 
 
 def _best(candidates: Sequence[Candidate], most: int, chosen: Collection[str]) -> list[Candidate]:

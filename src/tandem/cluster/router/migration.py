@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from tandem.cluster.router.admission import AdmissionFront
 from tandem.cluster.router.fleet import Fleet
 from tandem.cluster.router.request_state import RequestState, Stage
-from tandem.cluster.router.transfers import KvTransfers
+from tandem.cluster.router.transfers import KvTransfers, explained_transfer
 from tandem.messages.router import MigrationsRequested, RouterEffect, SendEvent
 from tandem.messages.worker import (
     CopiesRequested,
@@ -101,7 +101,10 @@ class Migrations:
     def _send_import(self, state: RequestState, tokens: int, now_ns: int) -> list[RouterEffect]:
         state.import_sent = True
         event = ImportsArrived((state.request(state.decode, now_ns),), (tokens,))
-        return [SendEvent(state.decode, event)]
+        effects: list[RouterEffect] = [SendEvent(state.decode, event)]
+        if self._admission.config.explains:
+            effects.append(explained_transfer(state, tokens))
+        return effects
 
 
 def to_migrate(

@@ -11,6 +11,7 @@ from tandem.cluster.router.request_state import Import, RequestState, Stage
 from tandem.facts.fleet import Tier
 from tandem.messages.router import (
     CancelTransfer,
+    Explain,
     ImportReported,
     RouterEffect,
     SendEvent,
@@ -178,3 +179,10 @@ def cancel_everywhere(
             effects.append(SendEvent(worker, RequestsAborted(wire_ids)))
             effects.append(SendEvent(worker, TransferPinsReleased(wire_ids)))
     return effects
+
+
+def explained_transfer(state: RequestState, tokens: int) -> Explain:
+    """The KV of so many tokens is to go from the worker that has computed it to the other."""
+    text = f"KV goes from {state.prefill} to {state.decode}"
+    figures = (("source", state.prefill), ("target", state.decode), ("tokens", tokens))
+    return Explain(state.request_id, "transfer", text, figures)

@@ -158,8 +158,8 @@ class WorkerMachine:
 
     def handle(self, event: WorkerEvent, now_ns: int) -> list[WorkerEffect]:
         """Take one event; the effects are to be performed in order."""
-        # Only what is evicted for paused sessions depends on the instant; all else goes by the
-        # order of events alone.
+        # Only what is evicted for paused sessions depends on the instant, and what is told of
+        # waits; all else goes by the order of events alone.
         self.sequences.pool.now_ns = now_ns
         effects: list[WorkerEffect] = []
         if isinstance(event, StepDone):
@@ -254,6 +254,8 @@ class WorkerMachine:
             sequence.has_sender = True
             # Who sends the KV has scored the prompt, if that is wanted.
             sequence.prompt_scores = None
+        else:
+            sequence.arrived_ns = now_ns
         if sequence.prompt_scores is None:
             sequence.import_tokens = min(import_tokens, sequence.known_tokens)
         if self.config.prefix_caching:

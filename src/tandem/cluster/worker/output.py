@@ -56,6 +56,7 @@ class StepOutput:
         # What few rows have, by row.
         self.ends: dict[int, tuple[FinishReason, bool]] = {}
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self.waited_ns: dict[int, int] = {}
 
     def take(self, sequence: Sequence, result: StepResult, drawn: range) -> bool:
         """Give the sequence its tokens, up to one that ends it. Whether one does."""
@@ -64,6 +65,9 @@ class StepOutput:
             reason, stopped = sequence.append(token)
             if sequence.prompt_scores is not None:
                 self.prompt_logprobs[len(self.tokens)] = sequence.take_prompt_scores()
+            if sequence.waited_ns:
+                self.waited_ns[len(self.tokens)] = sequence.waited_ns
+                sequence.waited_ns = 0
             if result.logprobs:
                 self.logprobs.append(result.logprobs[token_index])
             if reason is not None:
@@ -83,7 +87,7 @@ class StepOutput:
         stopped = [False] * rows
         for row, (reason, by_token) in self.ends.items():
             reasons[row], stopped[row] = reason, by_token
-        prompts = self.prompt_logprobs
+        prompts, waits = self.prompt_logprobs, self.waited_ns
         return [
             EmitTokens(
                 request_ids=tuple([each.request.request_id for each in self.sequences]),
@@ -93,6 +97,7 @@ class StepOutput:
                 cached_tokens=tuple([each.prefix_hit.cached_tokens for each in self.sequences]),
                 logprobs=tuple(self.logprobs),
                 prompt_logprobs=tuple(map(prompts.get, range(rows))) if prompts else (),
+                waited_ns=tuple([waits.get(row, 0) for row in range(rows)]) if waits else (),
             )
         ]
 
@@ -100,6 +105,7 @@ class StepOutput:
 def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
     """Only these rows of it."""
     logprobs, prompts = emission.logprobs, emission.prompt_logprobs
+    waits = [emission.waited_ns[row] for row in rows] if emission.waited_ns else []
     return EmitTokens(
         request_ids=tuple(emission.request_ids[row] for row in rows),
         tokens=tuple(emission.tokens[row] for row in rows),
@@ -108,6 +114,7 @@ def rows_of(emission: EmitTokens, rows: Ordered[int]) -> EmitTokens:
         cached_tokens=tuple(emission.cached_tokens[row] for row in rows),
         logprobs=tuple(logprobs[row] for row in rows) if logprobs else (),
         prompt_logprobs=_unless_none([prompts[row] for row in rows] if prompts else ()),
+        waited_ns=tuple(waits) if any(waits) else (),
     )
 
 

@@ -41,6 +41,7 @@ class PlanBuilder:
         self.proposals: list[int] = []
         self.scored_counts: list[int] = []
         self.prompts = False
+        self._placed: list[Sequence] = []
         self._placements: list[Placement] = []
         self._counts: list[int] = []
         self._placed_blocks = 0
@@ -82,6 +83,7 @@ class PlanBuilder:
         """The sequence enters its slot, with the blocks it has so far."""
         residency = sequence.residency
         residency.placed = True
+        self._placed.append(sequence)
         self._placements.append(
             Placement(
                 residency.slot,
@@ -164,6 +166,8 @@ class PlanBuilder:
         drafts, scored_tokens = len(self._draft_tokens), sum(self.scored_counts)
         sampled_rows = sum(samples) + drafts + scored_tokens
         self.launched_ns, self.work = now_ns, work_of(starts, counts, sampled_rows, drafts)
+        for sequence in self._placed:
+            sequence.step_launched(now_ns)
         return StepPlan(
             step_id=self.step_id,
             placements=tuple(self._placements),
@@ -190,7 +194,8 @@ def repeating_steps(
     in_flight: Ordered[PlanBuilder], running: list[Sequence], block_size: int, caching: bool
 ) -> int:
     """How often every running sequence decodes once more, in the same order, before one of them has
-    drawn all its tokens, takes a block or (where `caching`) fills one."""
+    drawn all its tokens, takes a block or (where `caching`) fills one. A first token, with which a
+    wait is told, is drawn but once."""
     for step in in_flight:
         if [sequence for sequence, _, _ in step.rows] != running:
             return 0
@@ -202,6 +207,8 @@ def repeating_steps(
 
 
 def _repeating_steps_of(sequence: Sequence, block_size: int, caching: bool) -> int:
+    if sequence.waited_ns:
+        return 0
     steps = min(
         sequence.target_tokens - sequence.known_tokens - sequence.unseen,
         len(sequence.residency.blocks) * block_size - sequence.residency.scheduled,

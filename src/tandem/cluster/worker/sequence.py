@@ -110,11 +110,14 @@ class Sequence:
     `limit_tokens`, which lies further only when another worker goes on (`transfers_after`). What
     its client waits for next is due at `due_ns`. The engine's guess at what follows is its
     `proposal`; what came of earlier ones is in `drafts`. While it waited for room for its adapter
-    it was `overtaken` by so many. `prompt_scores` are those of its prompt tokens but the first, as
-    far as they are computed, until they leave with the first token; None where none are wanted.
+    it was `overtaken` by so many. It came at `arrived_ns` (-1 once a step has it), and waited for
+    its first step for `waited_ns`, until its first token tells that (0 from then on).
+    `prompt_scores` are those of its prompt tokens but the first, as far as they are computed, until
+    they leave with the first token; None where none are wanted.
     """
 
     __slots__ = (
+        "arrived_ns",
         "chain",
         "drafts",
         "due_ns",
@@ -136,6 +139,7 @@ class Sequence:
         "tokens",
         "transfers_after",
         "unseen",
+        "waited_ns",
     )
 
     def __init__(
@@ -148,6 +152,8 @@ class Sequence:
     ) -> None:
         self.request = request
         self.overtaken = 0
+        self.arrived_ns = -1
+        self.waited_ns = 0
         self.rank = rank
         self.due_ns = due_ns
         self.root = root
@@ -251,6 +257,11 @@ class Sequence:
         that goes on."""
         self.transfers_after = True
         self.target_tokens = min(self.limit_tokens, self.known_tokens + max(1, self.unseen))
+
+    def step_launched(self, now_ns: int) -> None:
+        """A step that has the sequence begins, after it has entered its slot."""
+        if self.arrived_ns >= 0:
+            self.arrived_ns, self.waited_ns = -1, now_ns - self.arrived_ns
 
     def take_slot(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
         """Take a slot, with the KV of these shared blocks already there."""

@@ -26,10 +26,11 @@ from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
 from tandem.facts.slo import IN_BACKGROUND, Slo
+from tandem.facts.tracing import SpanSink
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.clients import Clients
-from tandem.live.gateway.history import Asker, RequestHistories
+from tandem.live.gateway.history import Asker, RequestHistories, Traced
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.gateway.overview import gateway_overview, promised_latencies
@@ -154,7 +155,8 @@ class Gateway:
     """Use it from one event loop, between `start` and `stop`. Every turn of its machine stands in
     the `journal`, if there is one, whose hashes the machine must use. `simulation` is the command
     that simulates shapes for its planner. Metrics call adapters as `adapter_names` says. Operators
-    may ask `what_if` (None: there is no journal)."""
+    may ask `what_if` (None: there is no journal). Spans of requests go to `spans`, if there are
+    any, made from the histories that the terms have memory for."""
 
     def __init__(
         self,
@@ -165,6 +167,7 @@ class Gateway:
         simulation: Sequence[str] = (),
         adapter_names: AdapterNames = dict,
         what_if: WhatIf | None = None,
+        spans: SpanSink | None = None,
     ) -> None:
         self.machine = machine
         self._what_if = what_if
@@ -175,7 +178,8 @@ class Gateway:
         self._clients = Clients(self.metrics, terms.max_waiting)
         self._availability = Availability(machine.members, terms.comeback_s)
         settled = self._availability.members_changed
-        self._histories = RequestHistories(self._prefix, terms.explain_bytes)
+        traced = None if spans is None else _tracing(spans, card.names[0])
+        self._histories = RequestHistories(self._prefix, terms.explain_bytes, traced)
         self._loop = GatewayLoop(
             machine,
             self._clients,
@@ -380,7 +384,7 @@ class Gateway:
             account=caller.account,
             session=session_key(caller.account, caller.session),
         )
-        asker = Asker(caller.account, service.name, caller.session, caller.call_id)
+        asker = Asker(caller.account, service.name, caller.session, caller.call_id, caller.trace)
         slo = self._terms.slo if service.slo.empty else service.slo
         if caller.background:
             # What nobody waits for is promised nothing.
@@ -505,6 +509,10 @@ class Gateway:
             for request_id in self._clients.demand.open_ids:
                 self._loop.enqueue(RequestWithdrawn(request_id))
         self._clients.fail_all(EngineFailed(self._closed_because))
+
+
+def _tracing(spans: SpanSink, model: str) -> Traced:
+    return lambda history, trace: spans.record_history(history, model, trace)
 
 
 def _check_length(request: Request, card: ModelCard) -> None:

@@ -3,12 +3,13 @@ which figures, and what came of it. Bounded by age and memory; no prompts, token
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tandem.facts.request import Request
+from tandem.facts.tracing import TraceContext
 from tandem.live.clock import NS_PER_S
 from tandem.messages.operator import RequestEvent, RequestHistory
 from tandem.messages.router import Explain
@@ -30,12 +31,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who sent a request, and by which call (its `X-Request-Id`)."""
+    """Who sent a request, and by which call (its `X-Request-Id`), which has a span where that is
+    traced."""
 
     tenant: str = ""
     service_class: str = ""
     session: str = ""
     call_id: str = ""
+    trace: TraceContext | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +76,8 @@ class _Kept(msgspec.Struct, frozen=True):
     events: list[msgspec.Raw]
 
 
+Traced = Callable[[bytes, TraceContext], None]
+"""Gets the packed history of a request of a traced call once it has ended."""
 _decode_event = msgspec.msgpack.Decoder(RequestEvent).decode
 _decode_kept = msgspec.msgpack.Decoder(_Kept).decode
 
@@ -83,8 +88,9 @@ class RequestHistories:
 
     Ids of the gateway's requests begin with `prefix`, which their clients do not know."""
 
-    def __init__(self, prefix: str, memory_bytes: int) -> None:
+    def __init__(self, prefix: str, memory_bytes: int, traced: Traced | None = None) -> None:
         self._prefix = prefix
+        self._traced = traced
         self._memory_bytes = memory_bytes
         self._open: dict[str, _Open] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
@@ -150,9 +156,11 @@ class RequestHistories:
         if entry is None:
             return
         history = _history(request_id, entry, str(ending), reason, now_ns)
-        kept = _Kept(history, [msgspec.Raw(event) for event in entry.events])
+        packed = _encode(_Kept(history, [msgspec.Raw(event) for event in entry.events]))
+        if self._traced is not None and entry.asker.trace is not None:
+            self._traced(packed, entry.asker.trace)
         self._bytes -= ENTRY_BYTES + sum(map(len, entry.events))
-        ended = _Ended(now_ns, entry.asker.call_id, zlib.compress(_encode(kept), 1))
+        ended = _Ended(now_ns, entry.asker.call_id, zlib.compress(packed, 1))
         self._ended[request_id] = ended
         self._bytes += ended.held_bytes
         self._make_room(now_ns)
@@ -183,16 +191,13 @@ class RequestHistories:
         self, request_id: str, now_ns: int, *, events: bool = True
     ) -> RequestHistory | None:
         if (entry := self._open.get(request_id)) is not None:
-            history, packed = _history(request_id, entry, "", "", now_ns), entry.events
-        else:
-            ended = self._ended[request_id]
-            if ended.end_ns < now_ns - KEPT_NS:
-                return None
-            kept = _decode_kept(zlib.decompress(ended.packed))
-            history, packed = kept.history, [bytes(event) for event in kept.events]
-        if not events:
-            return history
-        return msgspec.structs.replace(history, events=tuple(map(_decode_event, packed)))
+            history = _history(request_id, entry, "", "", now_ns)
+            happened = tuple(map(_decode_event, entry.events)) if events else ()
+            return msgspec.structs.replace(history, events=happened)
+        ended = self._ended[request_id]
+        if ended.end_ns < now_ns - KEPT_NS:
+            return None
+        return unpacked(zlib.decompress(ended.packed), events=events)
 
     def _make_room(self, now_ns: int) -> None:
         while self._ended:
@@ -215,6 +220,13 @@ class RequestHistories:
         choice, and that of its call."""
         answer_id = request_id.removeprefix(self._prefix).rpartition("-")[0]
         return {answer_id, call_id} - {""}
+
+
+def unpacked(packed: bytes, *, events: bool = True) -> RequestHistory:
+    """The history of a request that has ended, with its `events` or without."""
+    kept = _decode_kept(packed)
+    happened = tuple(map(_decode_event, kept.events)) if events else ()
+    return msgspec.structs.replace(kept.history, events=happened)
 
 
 def _history(

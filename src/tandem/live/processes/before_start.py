@@ -26,6 +26,7 @@ from tandem.config.encoders import check_encoders
 from tandem.config.hardware.pools import capacity_of
 from tandem.config.machine_share import on_ray, refused_placement
 from tandem.config.policies import learning_of, planning_config, router_policies
+from tandem.config.tracing import check_tracing
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.adapters import lora_modules
 from tandem.live.grpc_port import try_grpc_port
@@ -75,6 +76,8 @@ def check_setups(file: LiveFile, setups: Setups, starting: Collection[PoolConfig
     served = as_served(file.cluster)
     with _refused_at(file, "serve.host"):
         exposure_of(file.cluster, setups.share.host.api_keys)
+    with _refused_at(file, "serve.otlp_traces_endpoint"):
+        check_tracing(gateway_options(file.cluster, ()), file.cluster.explain_memory_bytes)
     capacity_of(setups.at_checkpoints(served))
     planning_config(setups.at_checkpoints(served))
     _check_pool_models(file, setups)

@@ -78,7 +78,7 @@ def run_follower(descriptor: int) -> None:
     assert isinstance(begin, RankBegins)
     setup = msgspec.json.decode(begin.setup, type=FollowerSetup)
     end_with_parent(setup.parent)
-    log_of_process(setup.worker.options.log_level)
+    log_of_process(setup.worker.options, f"{setup.worker.worker}-rank-{setup.rank}")
     try:
         reason = _follow(setup, link)
     except TandemError as error:

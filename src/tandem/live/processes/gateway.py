@@ -49,6 +49,7 @@ from tandem.config.processes import (
     GatewaySetup,
     read_setup,
 )
+from tandem.config.tracing import check_tracing
 from tandem.facts.encoding import Encoders
 from tandem.facts.errors import EngineFailed, InvalidConfiguration
 from tandem.facts.model import ModelSpec
@@ -76,6 +77,7 @@ from tandem.live.processes.lifecycle import (
     loop_runner,
     run_to_the_end,
 )
+from tandem.live.tracing import Tracer, tracer
 from tandem.messages.cluster import Registered
 from tandem.messages.node import Leave
 from tandem.models.configuration import read_model_spec
@@ -115,12 +117,13 @@ class Assembled:
     adapters: AdapterRegistry | None = None
     encoders: LiveEncoders | None = None
     batches: BatchRunner | None = None
+    tracer: Tracer | None = None
 
 
 def run_gateway(setup: GatewaySetup) -> None:
     """Until a signal comes. Raises `SystemExit` as `end_as`."""
     end_with_parent(setup.parent)
-    log_of_process(setup.options.log_level)
+    log_of_process(setup.options, setup.gateway)
     end_as(setup.gateway, lambda: _run(setup))
 
 
@@ -138,6 +141,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     """Raises `InvalidConfiguration`."""
     options = setup.options
     cluster = as_served(setup.cluster)
+    check_tracing(options, cluster.explain_memory_bytes)
     directory = Path(cluster.model) if Path(cluster.model).exists() else BUNDLED_MODEL
     text = TextModel.load(
         tokens_directory(directory, options.load_format),
@@ -189,7 +193,7 @@ def assemble_gateway(setup: GatewaySetup) -> Assembled:
     encoders = _encoders(options, (*card.names, *(() if adapters is None else adapters.served)))
     return Assembled(
         *(card, text, config, api, terms, journal, log, recorded_file, adapters, encoders),
-        batch_runner(api),
+        *(batch_runner(api), tracer(options, setup.gateway)),
     )
 
 
@@ -268,6 +272,7 @@ class Configurations:
         setup = self._setup.configured(new)
         before, after = as_served(self._setup.cluster), as_served(new.cluster)
         config = reconfigured(self._config, before, after, number=new.number, plans=new.plans)
+        check_tracing(setup.options, after.explain_memory_bytes)
         router = replace(config.router, explains=after.explain_memory_bytes > 0)
         config = replace(config, router=router)
         api = _api_config(setup)
@@ -306,6 +311,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         simulation=simulation,
         adapter_names=dict if adapters is None else adapters.names,
         what_if=None if journal is None else WhatIf(Path(journal.directory)),
+        spans=assembled.tracer,
     )
     keys = GatewayKeys(
         KeyPair(setup.keys.gateway_public, setup.keys.gateway_secret), _admitted(setup)
@@ -338,6 +344,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         batches=batches,
         observed=gateway,
         operated=gateway,
+        tracer=assembled.tracer,
     )
     grpc, context_tokens = grpc_port(setup.options, shared=True), assembled.card.context_tokens
     http = http_server_over(
@@ -372,6 +379,8 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
     await ended
     if log is not None:
         await asyncio.to_thread(log.stop_writing)
+    if assembled.tracer is not None:
+        await asyncio.to_thread(assembled.tracer.stop_sending)
     return gateway.failed
 
 

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import uvloop
 
+from tandem.config.options import ServeOptions
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.launching.launcher import ExitCode
+from tandem.live.log_format import begin_log
 from tandem.messages.node import Leave
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,6 @@ logger = logging.getLogger(__name__)
 # computes: the engine's, or one that tokenises.
 SWITCH_S = 0.0005
 PR_SET_PDEATHSIG = 1
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run_to_the_end(work: Callable[[], object]) -> None:
@@ -169,9 +170,9 @@ def end_with_parent(parent: int) -> bool:
     return True
 
 
-def log_of_process(level: str) -> None:
-    """Messages of others from `level` on. Our own from INFO on at least: how a process started is
-    worth a few lines."""
-    logging.basicConfig(level=level.upper(), format=FORMAT, force=True)
+def log_of_process(options: ServeOptions, name: str) -> None:
+    """Messages of others as the options have it, from this process of a cluster. Our own from INFO
+    on at least: how a process started is worth a few lines."""
+    begin_log(options.log_level, options.log_format, name)
     ours = logging.getLogger("tandem")
     ours.setLevel(min(logging.INFO, logging.getLogger().level))

@@ -21,6 +21,7 @@ from tandem.engine.engine import Engine
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.serving import ModelCard
 from tandem.facts.slo import AS_THEY_WISH, LOWER_ONLY, ClientPriorities
+from tandem.facts.tracing import SpanSink
 from tandem.kv.store import KvStore
 from tandem.live.access_log import AccessLogWriter, access_log
 from tandem.live.adapters import AdapterRegistry, wanted_modules
@@ -40,6 +41,7 @@ from tandem.live.processes.encoders import ModelBehind, load_encoders
 from tandem.live.processes.lifecycle import StartUp
 from tandem.live.processes.model import adapter_cache, load_model, plan_model
 from tandem.live.processes.speculation import proposer_maker
+from tandem.live.tracing import Tracer, tracer
 from tandem.models.decoder import Decoder
 from tandem.observe.adapter_metrics import AdapterNames
 from tandem.observe.metrics import ShownAdapters
@@ -51,7 +53,8 @@ class Server:
     """Everything loaded; nothing runs yet. `notes` are a few words on what was chosen; `startup`
     knows how long what took. Calls go to the `log`, if there is one; `adapters` are served beside
     the model (None: there can be none). `load` counts the calls; `encoders` and `batches` are None
-    where there are none; `grpc` is where that is spoken, if it is."""
+    where there are none; `grpc` is where that is spoken, if it is; `tracer` sends traces, if there
+    are to be any."""
 
     worker: LocalGenerator
     text: TextModel
@@ -64,6 +67,7 @@ class Server:
     encoders: LiveEncoders | None = None
     grpc: GrpcPort | None = None
     batches: BatchRunner | None = None
+    tracer: Tracer | None = None
 
 
 def assemble(model: str | None, options: ServeOptions) -> Server:
@@ -73,7 +77,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     startup.so_far("imports")
     # A file that cannot be written is said before a model is loaded.
     log = access_log(options.access_log)
-    grpc = grpc_port(options)
+    grpc, traces = grpc_port(options), tracer(options, "server")
     floor = confidence_floor(options)
     with startup.phase("looking at the model"):
         large, small = _planned(model, options) if floor is None else plan_cascade(model, options)
@@ -90,10 +94,11 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
     with startup.phase("weights"):
         decoder = _decoder(large)
     with startup.phase("KV cache"):
-        worker: LocalGenerator = _worker(large, decoder, text, priorities, names)
+        worker: LocalGenerator = _worker(large, decoder, text, priorities, names, traces)
     notes = _notes(large)
     if floor is not None and small is not None:
-        worker = Cascade(_worker(small, _decoder(small), text, priorities), worker, floor)
+        asked_first = _worker(small, _decoder(small), text, priorities, spans=traces)
+        worker = Cascade(asked_first, worker, floor)
         said = f"cascade: {small.served_names[0]} answers where it is sure ({floor})"
         notes = (*notes, said, *_notes(small))
     notes = (*notes, *_beside(large, adapters))
@@ -110,6 +115,7 @@ def assemble(model: str | None, options: ServeOptions) -> Server:
         encoders=encoders,
         grpc=grpc,
         batches=batches,
+        tracer=traces,
     )
 
 
@@ -153,6 +159,7 @@ def _worker(
     text: TextModel,
     priorities: ClientPriorities,
     adapter_names: AdapterNames = dict,
+    spans: SpanSink | None = None,
 ) -> LocalWorker:
     planned, plan = model.planned, model.planned.plan
     kv = KvStore(plan.layout, plan.worker.block_count, plan.device)
@@ -175,7 +182,7 @@ def _worker(
     )
     serves_adapters = model.options.enable_lora
     shown = ShownAdapters(adapters.memory, adapter_names) if serves_adapters else None
-    return LocalWorker(card, WorkerMachine(plan.worker), engine, priorities, adapters, shown)
+    return LocalWorker(card, WorkerMachine(plan.worker), engine, priorities, adapters, shown, spans)
 
 
 def _notes(model: ServedModel) -> tuple[str, ...]:
@@ -219,6 +226,7 @@ def http_server(server: Server, log_level: str) -> HttpServer:
         encoders=server.encoders,
         batches=server.batches,
         observed=server.worker,
+        tracer=server.tracer,
     )
     grpc, context_tokens = server.grpc, server.worker.card.context_tokens
     return http_server_over(
@@ -232,8 +240,8 @@ def http_server(server: Server, log_level: str) -> HttpServer:
 
 @asynccontextmanager
 async def running(server: Server) -> AsyncIterator[None]:
-    """The worker runs while the block does, batches do, and the log is written. The HTTP server is
-    made before."""
+    """The worker runs while the block does, batches do, log and traces are written. The HTTP server
+    is made before."""
     await server.worker.start()
     if server.encoders is not None:
         server.encoders.start()
@@ -251,6 +259,8 @@ async def running(server: Server) -> AsyncIterator[None]:
             await server.encoders.stop()
         if server.log is not None:
             await asyncio.to_thread(server.log.stop_writing)
+        if server.tracer is not None:
+            await asyncio.to_thread(server.tracer.stop_sending)
 
 
 @asynccontextmanager

@@ -73,7 +73,7 @@ SMALL_COPY_BLOCKS: Final = 16
 def run_pool_node(setup: PoolNodeSetup) -> None:
     """Until it has to leave. Raises `SystemExit` as `end_as`."""
     end_with_parent(setup.parent)
-    log_of_process(gateway_options(setup.cluster, ()).log_level)
+    log_of_process(gateway_options(setup.cluster, ()), setup.node)
     end_as(setup.node, lambda: _run(setup))
 
 

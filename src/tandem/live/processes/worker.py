@@ -38,7 +38,7 @@ def run_worker(setup: WorkerSetup) -> None:
     """Until the worker has to leave and has nothing left to do. Raises `SystemExit` as
     `end_as`."""
     end_with_parent(setup.parent)
-    log_of_process(setup.options.log_level)
+    log_of_process(setup.options, setup.worker)
     end_as(f"worker {setup.worker}", lambda: _run(setup))
 
 

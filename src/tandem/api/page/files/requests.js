@@ -63,7 +63,11 @@ function head({ line, max_tokens: most }) {
 }
 
 // Phases by their instants: until a worker has it, until the first token, until the last.
-function phases({ line, events: happened }) {
+function phases({ line, events: happened, spans: parts }) {
+  if (parts.some((part) => part.name === "prefill")) {
+    const found = parts.map(({ name, worker, from_s: from, to_s: to }) => ({ name, worker, from, to, colour: name }));
+    return { end: line.total_s, found };
+  }
   const end = line.total_s ?? Math.max(line.ttft_s ?? 0, ...happened.map((each) => each.after_s), line.ago_s);
   const begun = happened.find((each) => each.kind === "routing" || each.kind === "schedule")?.after_s;
   const found = [];
@@ -92,7 +96,7 @@ function spans(story) {
     <dl class="spans">
       ${found.map(
         (each) => html`
-          <dt>${each.name}</dt>
+          <dt>${each.name}${each.worker ? html` <span class="note">${each.worker}</span>` : nothing}</dt>
           <dd class="bar ${each.colour}">
             <i .style=${`left:${(each.from / (end || 1)) * 100}%;width:${((each.to - each.from) / (end || 1)) * 100}%`}></i>
             ${mark != null && each.name === "prefill"
