@@ -7,7 +7,7 @@ ARGS ?=
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: serve test chaos laws fuzz attacks clients lint format bench constraints clean
+.PHONY: serve test docs docs-links chaos laws fuzz attacks clients lint format bench constraints clean
 
 serve: .venv/installed
 	$(BIN)/tandem serve $(MODEL) $(ARGS)
@@ -15,6 +15,15 @@ serve: .venv/installed
 test: .venv/installed-test
 	.ci/servers
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The pages and a reference out of the code, as a site in docs/_build/html; a warning, a link that
+# leads nowhere or anything that it would load from a network fails.
+docs: .venv/installed-test
+	$(BIN)/python -m docs.site
+
+# The pages of others that ours lead to are there. It asks the network.
+docs-links: .venv/installed-test
+	$(BIN)/python -m docs.site --links
 
 chaos: .venv/installed-test
 	.ci/servers
@@ -44,6 +53,7 @@ lint: .venv/installed-test
 	$(BIN)/mypy src
 	$(BIN)/mypy bench
 	$(BIN)/mypy training
+	$(BIN)/mypy -p docs.site
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix .
@@ -55,7 +65,7 @@ bench: .venv/installed-test
 # The newest of everything, and what it is and may be used under; `make test` says whether it works.
 constraints: .venv/installed-test
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
-		--editable '.[test,lint]'
+		--editable '.[test,lint,docs]'
 	$(BIN)/python -m tests.supply
 
 # torch comes by the range in pyproject.toml: pip takes the build that suits the machine (CUDA
@@ -69,8 +79,8 @@ constraints: .venv/installed-test
 
 .venv/installed-test: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[test,lint]'
+		--editable '.[test,lint,docs]'
 	touch $@
 
 clean:
-	rm -rf .venv .clients .mypy_cache .pytest_cache .ruff_cache .hypothesis results
+	rm -rf docs/_build .venv .clients .mypy_cache .pytest_cache .ruff_cache .hypothesis results

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "training/README.md")
+# Without what is built of them.
+_WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
+PAGES = (ROOT / "README.md", *_WRITTEN, ROOT / "training/README.md")
 _BLOCK = re.compile(r"(?ms)^```(console|bash)\n(.*?)^```")
 _ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
 

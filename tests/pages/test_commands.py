@@ -10,7 +10,7 @@ import pytest
 from tandem.config.cluster.file import bundled_clusters
 from tandem.config.traces import RECORDED, bundled_traces
 from tests.deploy.manifests import parsed
-from tests.pages.commands import ALL, PAGES, ROOT
+from tests.pages.commands import ALL, ROOT
 
 # What their readers write themselves.
 OWN_CLUSTERS = {"my-cluster.yaml", "lab.yaml", "cluster.yaml"}
@@ -79,10 +79,3 @@ def test_recorded_traces_are_told_with_their_licence():
     for each in RECORDED:
         assert each.url.startswith("https://")
         assert Path(each.url).name in page and each.licence in page
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if not target.startswith(("http://", "https://", "#")):
-            assert (page.parent / target.partition("#")[0]).exists(), target

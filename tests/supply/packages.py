@@ -98,9 +98,14 @@ SPELLINGS = {
 # Packages whose metadata says nothing of it; their sources do.
 UNSTATED = {"mlcommons_loadgen": "Apache-2.0"}
 
+# Packages whose metadata also names what only their source archives hold.
+INSTALLED = {"docutils": "Public Domain AND BSD-2-Clause AND BSD-3-Clause"}
+
 
 def licence_of(installed: metadata.Distribution) -> str:
     """As an SPDX expression where the package gives one or its words are known; else its words."""
+    if licence := INSTALLED.get(installed.name):
+        return licence
     about = installed.metadata.json
     if expression := about.get("license_expression"):
         return str(expression)
@@ -116,7 +121,8 @@ def licence_of(installed: metadata.Distribution) -> str:
 # May be used unchanged beside a program under Apache-2.0, and passed on with it.
 ALLOWED = {
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause",
-    "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib",
+    "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0",
+    "Public Domain", "Zlib",
 }  # fmt: skip
 
 

@@ -35,6 +35,7 @@ USED_FOR = {
     "otel": "traces of calls for OpenTelemetry",
     "test": "the tests; no part of a deployment",
     "lint": "checks of the source; no part of a deployment",
+    "docs": "the documentation as a site (`make docs`); no part of a deployment",
 }
 
 
