@@ -215,4 +215,5 @@ def test_processes_that_are_started_one_by_one(folder):
             assert any(wanted in line for line in process.stdout), run.command.text
         for process in reversed(processes):
             process.terminate()
+        for process in processes:
             assert process.wait(60) == 0, process.stdout.read()
