@@ -28,7 +28,8 @@ from tandem.facts.fleet import Tier
 from tandem.facts.kv import BlockName
 from tandem.facts.serving import Caller
 from tandem.facts.slo import AS_THEY_WISH
-from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.gateway import Gateway
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.local_worker import LocalWorker
 from tandem.policy.eviction.pins_and_quotas import Pin
 from tandem.policy.qos.classes import Classes, ServiceClass

@@ -21,8 +21,9 @@ from tandem.facts.request import Request
 from tandem.facts.serving import ModelCard
 from tandem.live.channels.gateway_channel import ChannelNews, GatewayChannel
 from tandem.live.clock import now_ns
-from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.gateway import Gateway
 from tandem.live.gateway.operators import OperatorClient
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.processes.setups import WORKER_PROCESS
 from tandem.messages.cluster import MoveEnded, Registered
 from tandem.messages.gateway import ClusterStatus, MessageFromWorker

@@ -15,7 +15,8 @@ from tandem.cluster.router.queue import RequestQueueConfig
 from tandem.facts.rate_limits import LimitTerms, RateLimits, background_account
 from tandem.facts.serving import Caller
 from tandem.facts.slo import AS_THEY_WISH, IN_BACKGROUND, Slo
-from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.gateway import Gateway
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.local_worker import LocalWorker
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.text.model import TextModel

@@ -23,8 +23,8 @@ from tandem.facts.serving import Caller
 from tandem.facts.slo import Slo
 from tandem.facts.step_totals import StepTotals
 from tandem.live.clock import now_ns
-from tandem.live.gateway.gateway import GatewayTerms
 from tandem.live.gateway.operators import OperatorClient, OperatorFailed
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.messages.gateway import MessageFromWorker
 from tandem.messages.router import RequestBroken, RequestSubmitted
 from tandem.policy.planning.contract import FleetView, Flip, Plan

@@ -10,8 +10,9 @@ from tandem.facts.fleet import Role
 from tandem.facts.request import Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import Caller, ModelCard
-from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.gateway import Gateway
 from tandem.live.gateway.journal import Journal, JournalLimits
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.messages.gateway import ClusterStatus, TimePassed
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tandem.observe.journal.files import FileLimits, JournalFiles, open_journal

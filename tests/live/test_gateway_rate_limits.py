@@ -13,7 +13,8 @@ from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, ResponseCacheConfig
 from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.facts.rate_limits import LimitTerms, RateLimits
-from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.gateway import Gateway
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.policy.qos.classes import Classes, ServiceClass
 from tandem.text.model import TextModel
 from tests.live.toy_cluster import (

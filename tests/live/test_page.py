@@ -186,7 +186,7 @@ async def test_a_server_alone_is_one_worker(tmp_path):
     worker = make_worker(engine)
     await worker.start()
     async with client_of(app_over(worker, tmp_path, keys=False)) as client:
-        await read(worker, request("r-0", max_tokens=5), Caller(call_id="call"))
+        await read(worker, request("r-0", max_tokens=5), Caller(session="talk", call_id="call"))
         seen = (await client.get("/tandem/overview")).json()
         assert not seen["is_operator"]
         overview = seen["overview"]
@@ -196,6 +196,12 @@ async def test_a_server_alone_is_one_worker(tmp_path):
         assert sum(each["kept"] for each in overview["bins"]) == 1
         (story,) = (await client.get("/tandem/requests/call")).json()["data"]
         assert [each["kind"] for each in story["events"]] == ["schedule"]
+        # Nobody is told apart here, so nobody reads what others call their sessions.
+        (line,) = (await client.get("/tandem/requests")).json()["data"]
+        assert line["session"] == story["line"]["session"] == ""
+        operators = bearer(OPERATOR)
+        (line,) = (await client.get("/tandem/requests", headers=operators)).json()["data"]
+        assert line["session"] == "talk"
         assert (await client.post("/tandem/workers/toy/drain", json={})).status_code == 404
     await worker.stop()
 

@@ -29,7 +29,8 @@ from tandem.live.channels.node_channel import NodeChannel
 from tandem.live.channels.sockets import ChannelLimits
 from tandem.live.driver import Inbox
 from tandem.live.engine_thread import EngineThread
-from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.gateway import Gateway
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.local_worker import LocalWorker
 from tandem.live.node import Node
 from tandem.messages.cluster import PROTOCOL, Register, Registered

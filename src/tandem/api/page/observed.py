@@ -89,13 +89,17 @@ def observed_endpoints(
         """The latest requests of the caller, of an operator everybody's."""
         account = _account(context, request)
         lines = observed.latest_requests(account, _whole(request, "limit", 100, MOST_LINES))
-        return _answered(RequestList(data=lines))
+        return _answered(RequestList(data=[_told(line, account) for line in lines]))
 
     async def explain_request(request: Request) -> Response:
         """What was decided about a request, on which figures, and when what happened: by the `id`
         of its response, or its X-Request-Id."""
         name: str = request.path_params["request"]
-        stories = observed.request_stories(_account(context, request), name)
+        account = _account(context, request)
+        stories = [
+            msgspec.structs.replace(story, line=_told(story.line, account))
+            for story in observed.request_stories(account, name)
+        ]
         if not stories:
             problem = f"nothing is known of the request {name[:128]!r}: it may be too long ago"
             raise Refused(Refusal(404, problem, "request_not_found"))
@@ -129,14 +133,9 @@ def observed_endpoints(
             answer=RequestStories,
         ),
     ]
-    return (
-        endpoints
-        if operated is None
-        else [
-            *endpoints,
-            *_operator_endpoints(context, observed, operated),
-        ]
-    )
+    if operated is not None:
+        endpoints += _operator_endpoints(context, observed, operated)
+    return endpoints
 
 
 def _operator_endpoints(
@@ -242,6 +241,11 @@ def _worker(request: Request, observed: Observed) -> str:
 
 def _nameless(queue: QueueOverview) -> QueueOverview:
     return msgspec.structs.replace(queue, tenant="")
+
+
+def _told(line: RequestLine, account: str | None) -> RequestLine:
+    """Without the names of sessions where callers are not told apart."""
+    return msgspec.structs.replace(line, session="") if account == "" else line
 
 
 def _whole(request: Request, name: str, default: int, most: int) -> int:

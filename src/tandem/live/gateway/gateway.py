@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tandem.cluster.gateway.configuration import ConfigurationChanged
 from tandem.cluster.gateway.machine import GatewayMachine
-from tandem.cluster.gateway.members import Members
 from tandem.facts.errors import (
     EngineFailed,
     InvalidRequest,
@@ -29,17 +28,19 @@ from tandem.facts.slo import IN_BACKGROUND, Slo
 from tandem.facts.tracing import SpanSink
 from tandem.live.channels.gateway_channel import ChannelNews
 from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.gateway.availability import Availability
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.history import Asker, RequestHistories, Traced
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.gateway.overview import gateway_overview, promised_latencies
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.gateway.what_if import WhatIf
 from tandem.live.mailbox import Mailbox
 from tandem.live.request_view import request_line, request_story
 from tandem.messages.cluster import Drain
 from tandem.messages.gateway import ToolsCalled
-from tandem.messages.router import FollowedPause, Reject, RequestSubmitted, RequestWithdrawn
+from tandem.messages.router import Reject, RequestSubmitted, RequestWithdrawn
 from tandem.observe.adapter_metrics import AdapterNames
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tandem.policy.admission.contract import MIN_RETRY_S, in_words
@@ -47,108 +48,6 @@ from tandem.policy.qos.classes import ServiceClass
 from tandem.report.record import Ending
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayTerms:
-    """`incarnation` differs for each start of the process: with the gateway's name it makes request
-    ids unique among all gateways. `max_waiting` requests may wait for their first token; `slo` is
-    what every request gets promised. What a session's request leaves in slower tiers is kept for
-    `pin_sessions_s`, and what a client asks to be kept for up to `longest_pin_s`, unless its tenant
-    (`longest_pins_s`) or its class has a bound of its own, which holds for its sessions as well.
-    Pauses of sessions are followed up to `longest_pause_s` (0: not at all), within those bounds.
-    Metrics tell these `tenants` apart. Histories of requests may take `explain_bytes`. What was
-    sent may take `linger_s` to leave."""
-
-    incarnation: str
-    max_waiting: int = 4096
-    slo: Slo = field(default_factory=Slo)
-    pin_sessions_s: float = 0.0
-    longest_pin_s: float = 0.0
-    longest_pins_s: Mapping[str, float] = field(default_factory=dict)
-    tenants: tuple[str, ...] = ()
-    longest_pause_s: float = 0.0
-    explain_bytes: int = 0
-    linger_s: float = 1.0
-    comeback_s: float = 15.0
-
-    def pin_s(self, caller: Caller, of_class_s: float | None = None) -> float:
-        """How long to keep what a request of this caller leaves, where its class may ask for up to
-        `of_class_s` (None: the class has no bound)."""
-        session_s = self.pin_sessions_s if caller.session else 0.0
-        bound_s = self.longest_pins_s.get(caller.tenant, of_class_s)
-        if bound_s is None:
-            return max(session_s, min(caller.pin_s, self.longest_pin_s))
-        # Whoever names a session asks for something too.
-        return min(max(session_s, caller.pin_s), bound_s)
-
-    def pause(self, caller: Caller, of_class_s: float | None = None) -> FollowedPause | None:
-        """Which pause after the answer to this caller is followed, where its class may ask for up
-        to `of_class_s`."""
-        bound_s = self.longest_pins_s.get(caller.tenant, of_class_s)
-        longest_s = self.longest_pause_s if bound_s is None else min(self.longest_pause_s, bound_s)
-        if not caller.session or longest_s <= 0:
-            return None
-        announced_ns = None if caller.pause_s is None else round(caller.pause_s * NS_PER_S)
-        return FollowedPause(round(longest_s * NS_PER_S), announced_ns)
-
-
-class Availability:
-    """Whether both phases have a worker that takes requests, or had one a moment ago: workers that
-    die are started again, and requests that come meanwhile wait for that. Since when a phase of
-    these `members` lacks one is known from the first look that found it so. Used from one loop."""
-
-    def __init__(self, members: Members, comeback_s: float) -> None:
-        self._members = members
-        self._comeback_ns = round(comeback_s * NS_PER_S)
-        self._was_complete = False
-        self._lacking_ns: int | None = None
-        self._waiters = 0
-        self._changed = asyncio.Event()
-
-    @property
-    def complete(self) -> bool:
-        roles = [member.role for member in self._members if member.accepting]
-        return any(role.prefills for role in roles) and any(role.decodes for role in roles)
-
-    def look(self, now_ns: int) -> bool:
-        """Whether to take requests: `complete`, or so less than the time for coming back ago."""
-        return self._left_ns(now_ns) > 0
-
-    async def comes_back(self) -> bool:
-        """Wait until it is complete, for the rest of the time for coming back at most. Whether it
-        is."""
-        left_ns = self._left_ns(now_ns())
-        if left_ns <= 0 or self.complete:
-            return left_ns > 0
-        self._waiters += 1
-        try:
-            async with asyncio.timeout(left_ns / NS_PER_S):
-                await self._changed.wait()
-        except TimeoutError:
-            return self.complete
-        finally:
-            self._waiters -= 1
-        return True
-
-    def left_s(self) -> float:
-        """What is left of the time for coming back."""
-        return self._left_ns(now_ns()) / NS_PER_S
-
-    def members_changed(self) -> None:
-        """Perhaps: whoever waits goes on if it is complete now."""
-        if self._waiters and self.complete:
-            self._changed.set()
-            self._changed = asyncio.Event()
-
-    def _left_ns(self, now_ns: int) -> int:
-        """The time for coming back that is left."""
-        if self.complete:
-            self._was_complete, self._lacking_ns = True, None
-            return max(1, self._comeback_ns)
-        if self._lacking_ns is None:
-            self._lacking_ns = now_ns
-        return self._lacking_ns + self._comeback_ns - now_ns if self._was_complete else 0
 
 
 class Gateway:

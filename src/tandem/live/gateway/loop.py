@@ -269,6 +269,10 @@ class GatewayLoop:
         self._ended(effect.request_id, Ending.FAILED, effect.reason)
 
     def operation_ended(self, effect: OperationEnded | AuditEnded) -> None:
+        if isinstance(effect, OperationEnded) and effect.problem:
+            # Whoever asked may have gone by now.
+            text = f"an operator's order was not carried out: {effect.problem}"
+            self.news.add(self._instant_ns, "failed", text)
         if answer := self._requests.ended(effect):
             self._channel.answer(*answer)
 

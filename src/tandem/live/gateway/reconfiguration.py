@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from tandem.cluster.gateway.configuration import ConfigurationChanged
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.live.channels.gateway_channel import ChannelNews, MessageFromOperator
-from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.gateway import Gateway
 from tandem.live.gateway.loop import Channel
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.messages.operator import AskConfigure, Done
 
 logger = logging.getLogger(__name__)

@@ -60,11 +60,12 @@ from tandem.live.channels.gateway_channel import GatewayChannel
 from tandem.live.channels.keys import Admitted, AdmittedKeys, KeyPair, PeerRole
 from tandem.live.channels.sockets import ChannelLimits, GatewayKeys
 from tandem.live.clock import NS_PER_S, wall_clock_s
-from tandem.live.gateway.gateway import Gateway, GatewayTerms
+from tandem.live.gateway.gateway import Gateway
 from tandem.live.gateway.history import MOST_EXPLAINED
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.reconfiguration import NewConfiguration, Reconfiguration
 from tandem.live.gateway.shape_simulator import SHAPE_SIMULATION
+from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.gateway.what_if import WhatIf
 from tandem.live.grpc_port import grpc_port
 from tandem.live.http_server import http_server_over, listen, url_of
