@@ -196,7 +196,11 @@ function summary(turn) {
   return html`<p class="note">
     ${turn.first == null ? nothing : html`first token after ${seconds(turn.first / 1000)};`}
     ${count(drawn)} tokens${drawn > 1 && between > 0 ? html`, ${rate((drawn - 1) / (between / 1000))} a second` : nothing};
-    ${usage ? html`prompt ${count(usage.prompt_tokens)}, ${share(cached / usage.prompt_tokens)} of it cached;` : nothing}
+    ${usage
+      ? html`prompt ${count(usage.prompt_tokens)},
+          <span class="part" aria-hidden="true"><i .style=${`width:${(cached / usage.prompt_tokens) * 100}%`}></i></span>
+          ${share(cached / usage.prompt_tokens)} of it cached;`
+      : nothing}
     ${turn.end ?? nothing}.
     ${name ? html`<a href=${link(name)}>Where did the time go?</a>` : nothing}</p>`;
 }
