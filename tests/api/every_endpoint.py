@@ -26,6 +26,8 @@ from tandem.facts.encoder import EncodedText, LabelSpec
 from tandem.facts.encoding import EncoderCard, Numbers, Wanted
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.overview import (
+    AppliedChange,
+    ChangedSetting,
     Otherwise,
     Overview,
     Percentiles,
@@ -125,6 +127,10 @@ class RoomyGenerator(ScriptedGenerator):
 
     async def undrain(self, worker: str) -> None:
         await self.drain(worker, "", leave=False)
+
+    async def apply(self, settings: Sequence[str], seen: int | None) -> AppliedChange:
+        keys = (ChangedSetting("policies.routing", "cost", "random", "at once"),)
+        return AppliedChange(3, keys, (), (), (), (), applied=seen == 3)
 
     async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:
         return [TriedRun("recorded", 1, 0.5, 1.0, 0.5, 0.5, None, None, 0.5, 0)]

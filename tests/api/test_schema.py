@@ -20,7 +20,7 @@ from tests.seeds import seeds
 
 load_all_checks()
 EVERY_CHECK = CHECKS.get_all()
-OPERATIONS = 55
+OPERATIONS = 56
 EXAMPLES = seeds(5, 400)
 SEED = int(os.environ.get("SCHEMA_SEED", "0"))
 HEADERS = {"Authorization": f"Bearer {OPERATOR}"}

@@ -112,6 +112,12 @@ def test_the_cluster_is_seen_and_changed_by_its_operator(running):
         row.text.split()[0] for row in browser.all("section[aria-labelledby=what-if] tbody tr")
     ]
     assert labels == ["recorded", "cost", "round-robin"]
+    browser.one("textarea[name=settings]").send_keys("slo.ttft=3s")
+    browser.one("button", "Show what changes").click()
+    browser.one("section[aria-labelledby=change] td", "slo.ttft")
+    browser.one("button", "Apply").click()
+    browser.one("section[aria-labelledby=change] .good", "Applied.")
+    browser.one(".note", "TTFT 3 s")
     browser.one("button", "Undrain").click()
     browser.gone(".map a[aria-label*='draining']")
     browser.one("nav a", "Requests").click()

@@ -79,6 +79,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "LoadAdapterBody": {"lora_name": "sql", "lora_path": "/adapters/sql"},
     "UnloadAdapterBody": {"lora_name": "sql"},
     "DrainBody": {"then_role": "decode"},
+    "ApplyBody": {"settings": ["policies.routing=round-robin"]},
     "WhatIfBody": {"last_s": 300, "routing": "round-robin"},
     "EmbeddingBody": {"input": _TEXTS},
     "RerankBody": {"query": "How was the weather?", "documents": _TEXTS},
@@ -407,6 +408,25 @@ class DrainBody(Struct, kw_only=True, forbid_unknown_fields=True):
         means("The role that the worker takes once it is empty. Default: it stays drained."),
     ] = None
     leave: Annotated[bool | None, means("Its process ends once it is empty.")] = None
+
+
+class ApplyBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tandem/apply"""
+
+    settings: Annotated[
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=4096)]],
+            Meta(min_length=1, max_length=64),
+        ],
+        means("Keys of the cluster file with their new values, as policies.routing=cost."),
+    ]
+    seen: Annotated[
+        Annotated[int, Meta(ge=0, le=2**53)] | None,
+        means(
+            "The number that an answer without it gave: apply it, if nothing was applied since. "
+            "Default: only say what would change."
+        ),
+    ] = None
 
 
 class WhatIfBody(Struct, kw_only=True, forbid_unknown_fields=True):

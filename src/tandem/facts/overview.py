@@ -5,7 +5,7 @@ One shape for `tandem serve` and for a cluster, for the page, `tandem top` and r
 seconds before now (`ago_s`), so that no two clocks are compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -207,6 +207,29 @@ class TriedRun(Struct, frozen=True):
     rejected: int
 
 
+class ChangedSetting(Struct, frozen=True):
+    """One key of the cluster file, and `when` it changes."""
+
+    place: str
+    old: str
+    new: str
+    when: str
+
+
+class AppliedChange(Struct, frozen=True):
+    """What settings change in the configuration of this `number`, and do to workers. With
+    `refusals` nothing of it can be; `progress` and `problems` are what was done, if anything was.
+    """
+
+    number: int
+    keys: tuple[ChangedSetting, ...]
+    workers: tuple[str, ...]
+    refusals: tuple[str, ...]
+    progress: tuple[str, ...]
+    problems: tuple[str, ...]
+    applied: bool
+
+
 class Observed(Protocol):
     """What the page asks of whatever generates. An `account` sees its own requests alone, None
     those of everybody."""
@@ -236,6 +259,11 @@ class Operated(Protocol):
 
     async def undrain(self, worker: str) -> None:
         """It takes requests again."""
+        ...
+
+    async def apply(self, settings: Sequence[str], seen: int | None) -> AppliedChange:
+        """Run by these settings of the cluster file from now on, as `policies.routing=cost`, if the
+        configuration is still the one of the number `seen`; None: only what would change."""
         ...
 
     async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:

@@ -16,10 +16,11 @@ from tandem.api.errors import Refusal, Refused
 from tandem.api.openapi import ApiEndpoint
 from tandem.api.operator_endpoints import JSON, check_operator
 from tandem.api.request_body import read_body
-from tandem.api.requests import DrainBody, WhatIfBody
+from tandem.api.requests import ApplyBody, DrainBody, WhatIfBody
 from tandem.api.responses import StatusAnswer
 from tandem.facts.errors import InvalidRequest
 from tandem.facts.overview import (
+    AppliedChange,
     Observed,
     Operated,
     Otherwise,
@@ -158,6 +159,15 @@ def _operator_endpoints(
         check_operator(request)
         return await _within_patience(operated.undrain(_worker(request, observed)), "waiting")
 
+    async def apply_settings(request: Request) -> Response:
+        """Changes keys of the cluster file while the cluster runs, as `tandem apply` does: first
+        without `seen`, for what would change; then with the number of that answer. For operators.
+        """
+        check_operator(request)
+        with context.holding_body(request) as held:
+            body = await read_body(request, ApplyBody, context.config, held)
+        return _answered(await operated.apply(body.settings, body.seen))
+
     async def what_if(request: Request) -> Response:
         """Simulates the last minutes of the gateway's journal with something changed, beside what
         was recorded; takes seconds. For operators."""
@@ -173,6 +183,14 @@ def _operator_endpoints(
         return _answered(TriedRuns(data=await operated.what_if(otherwise)))
 
     return [
+        ApiEndpoint(
+            "POST",
+            "/tandem/apply",
+            apply_settings,
+            "Observation",
+            body=ApplyBody,
+            answer=AppliedChange,
+        ),
         ApiEndpoint(
             "POST",
             "/tandem/what-if",

@@ -20,7 +20,14 @@ from tandem.facts.errors import (
 )
 from tandem.facts.fleet import Role
 from tandem.facts.metrics import MetricFamily
-from tandem.facts.overview import Otherwise, Overview, RequestLine, RequestStory, TriedRun
+from tandem.facts.overview import (
+    AppliedChange,
+    Otherwise,
+    Overview,
+    RequestLine,
+    RequestStory,
+    TriedRun,
+)
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
@@ -34,6 +41,7 @@ from tandem.live.gateway.history import Asker, RequestHistories, Traced
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
 from tandem.live.gateway.overview import gateway_overview, promised_latencies
+from tandem.live.gateway.settings_change import SettingsChange
 from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.gateway.what_if import WhatIf
 from tandem.live.mailbox import Mailbox
@@ -54,8 +62,9 @@ class Gateway:
     """Use it from one event loop, between `start` and `stop`. Every turn of its machine stands in
     the `journal`, if there is one, whose hashes the machine must use. `simulation` is the command
     that simulates shapes for its planner. Metrics call adapters as `adapter_names` says. Operators
-    may ask `what_if` (None: there is no journal). Spans of requests go to `spans`, if there are
-    any, made from the histories that the terms have memory for."""
+    may ask `what_if` (None: there is no journal), and `change` settings (None: nobody supervises
+    it). Spans of requests go to `spans`, if there are any, made from the histories that the terms
+    have memory for."""
 
     def __init__(
         self,
@@ -66,10 +75,11 @@ class Gateway:
         simulation: Sequence[str] = (),
         adapter_names: AdapterNames = dict,
         what_if: WhatIf | None = None,
+        change: SettingsChange | None = None,
         spans: SpanSink | None = None,
     ) -> None:
         self.machine = machine
-        self._what_if = what_if
+        self._what_if, self._change = what_if, change
         self._journal = journal
         self.metrics = GatewayMetrics(card.names[0], terms.tenants, adapter_names)
         self._card, self._terms = card, terms
@@ -235,6 +245,12 @@ class Gateway:
         """See the port `Operated`."""
         if problem := await self._ended(partial(self._loop.undrain, worker)):
             raise InvalidRequest("worker", f"cannot be undrained: {problem}")
+
+    async def apply(self, settings: Sequence[str], seen: int | None) -> AppliedChange:
+        """See the port `Operated`."""
+        if self._change is None:
+            raise InvalidRequest("settings", "cannot be applied: nobody supervises this gateway")
+        return await self._change.apply(settings, seen)
 
     async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:
         """See the port `Operated`."""

@@ -64,6 +64,7 @@ from tandem.live.gateway.gateway import Gateway
 from tandem.live.gateway.history import MOST_EXPLAINED
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.reconfiguration import NewConfiguration, Reconfiguration
+from tandem.live.gateway.settings_change import SettingsChange
 from tandem.live.gateway.shape_simulator import SHAPE_SIMULATION
 from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.gateway.what_if import WhatIf
@@ -312,6 +313,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         simulation=simulation,
         adapter_names=dict if adapters is None else adapters.names,
         what_if=None if journal is None else WhatIf(Path(journal.directory)),
+        change=SettingsChange(Path(setup.state_directory)),
         spans=assembled.tracer,
     )
     keys = GatewayKeys(

@@ -20,6 +20,7 @@ const state = {
   stories: null,
   worker: "",
   tried: null,
+  planned: null,
   problem: "",
   said: "",
   hasKey: Boolean(readKey()),
@@ -109,6 +110,19 @@ const actions = {
   said(text) {
     state.said = text;
     look();
+  },
+  async applies(settings, seen) {
+    try {
+      const body = seen == null ? { settings } : { settings, seen };
+      state.planned = await send("tandem/apply", body);
+    } catch (error) {
+      state.planned = { problem: error.message };
+    }
+    draw();
+  },
+  forgetsPlan() {
+    state.planned = null;
+    draw();
   },
   async tries(otherwise) {
     state.tried = { asking: true };

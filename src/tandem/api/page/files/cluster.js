@@ -25,7 +25,46 @@ export function clusterView(state, actions) {
       ${queues(overview, isOperator)} ${rejections(state.bins)} ${planner(overview)}
       ${tiers(overview)} ${news(overview)}
     </div>
-    ${isOperator && overview.has_roles ? whatIf(state, actions) : nothing}`;
+    ${isOperator && overview.has_roles ? html`<div class="grid">${change(state, actions)}</div>${whatIf(state, actions)}` : nothing}`;
+}
+
+// Keys of the cluster file, changed while it runs: first shown, then applied.
+function change(state, actions) {
+  const { planned } = state;
+  const settings = (form) => new FormData(form).get("settings").split("\n").map((line) => line.trim()).filter(Boolean);
+  const look = (event) => {
+    event.preventDefault();
+    actions.applies(settings(event.target));
+  };
+  const may = planned && !planned.problem && !planned.refusals.length && !planned.applied && planned.keys.length;
+  return html`
+    <section class="card" aria-labelledby="change"><h2 id="change">Change</h2>
+      <form class="ask" @submit=${look} @input=${actions.forgetsPlan}>
+        <label>Settings of the cluster file, one a line
+          <textarea name="settings" rows="2" required placeholder="policies.routing=round-robin"></textarea></label>
+        <div class="row">
+          <button>Show what changes</button>
+          <button type="button" class="main" ?disabled=${!may}
+            @click=${(event) => actions.applies(settings(event.target.form), planned.number)}>Apply</button>
+        </div>
+      </form>
+      ${planned ? plannedChange(planned) : html`<p class="note">As tandem apply: nothing changes before it was shown, and no request fails for it.</p>`}
+    </section>`;
+}
+
+function plannedChange(planned) {
+  if (planned.problem) return html`<p class="problem" role="alert">${planned.problem}</p>`;
+  const lines = [...planned.workers, ...planned.progress];
+  return html`
+    ${planned.keys.length
+      ? html`<div class="scroll"><table><thead><tr><th>key</th><th>now</th><th>then</th><th>changes</th></tr></thead>
+          <tbody>${planned.keys.map(
+            (each) => html`<tr><td>${each.place}</td><td>${each.old}</td><td>${each.new}</td><td>${each.when}</td></tr>`,
+          )}</tbody></table></div>`
+      : html`<p class="empty">It runs by that already.</p>`}
+    ${lines.map((line) => html`<p class="note">${line}</p>`)}
+    ${[...planned.refusals, ...planned.problems].map((line) => html`<p class="problem" role="alert">${line}</p>`)}
+    ${planned.applied ? html`<p class="good" role="status">Applied.</p>` : nothing}`;
 }
 
 const ROUTINGS = ["cost", "round-robin", "random", "least-load", "power-of-two", "prefix-first", "block-cost", "weighted-score"];
