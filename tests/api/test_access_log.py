@@ -85,6 +85,13 @@ def test_a_gang_that_failed_has_what_it_used(ask, generator):
     assert line["ttft_s"] > 0
 
 
+def test_looks_of_an_open_page_are_no_calls(ask, logged, lines):
+    for path in ("/", "/tandem/overview?since=3", "/tandem/requests"):
+        logged.get(path)
+    _, line = ask(ASKED)
+    assert lines == [line]
+
+
 def test_lines_that_were_lost_are_counted(logged, lines):
     lines.lost_lines = 3
     metric = 'tandem:access_log_lost_lines_total{model_name="tiny"} 3.0'

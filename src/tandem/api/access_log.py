@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tandem.api.auth import KEY, OPEN_PATHS, STATUS, TENANT, TRACE
+from tandem.api.auth import KEY, LOOKED_AT_PATHS, STATUS, TENANT, TRACE
 from tandem.api.choice import ChoiceDelta, UsageMeter
 from tandem.api.clock_and_entropy import monotonic_ns, monotonic_s, unix_time_ns
 from tandem.api.degradation import Degradation
@@ -290,7 +290,7 @@ class AccessLog:
         self._encode = msgspec.json.Encoder().encode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in LOOKED_AT_PATHS:
             await self._app(scope, receive, send)
             return
         record: CallRecord | None = None

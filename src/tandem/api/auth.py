@@ -34,6 +34,9 @@ OPEN_PATHS = frozenset(
     }
     | PAGE_PATHS
 )
+# What is asked again and again, by probes and by pages that are open: neither logged, traced nor
+# counted.
+LOOKED_AT_PATHS = OPEN_PATHS | {"/tandem/overview", "/tandem/requests"}
 # Where the scope of a call says whose key it came with.
 TENANT = "tandem.tenant"
 # And which key that was: a digest, which no tenant is called.

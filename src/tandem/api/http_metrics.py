@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api.access_log import CLIENT_GONE, INTERNAL_ERROR
-from tandem.api.auth import OPEN_PATHS
+from tandem.api.auth import LOOKED_AT_PATHS
 from tandem.api.openapi import Handler
 
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS"})
@@ -44,7 +44,7 @@ class HttpCounting:
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in LOOKED_AT_PATHS:
             await self._app(scope, receive, send)
             return
         is_counted = False

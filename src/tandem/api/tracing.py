@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.api.access_log import AnswerRecord, CallRecord, call_record
-from tandem.api.auth import OPEN_PATHS, TRACE
+from tandem.api.auth import LOOKED_AT_PATHS, TRACE
 from tandem.api.clock_and_entropy import monotonic_ns
 from tandem.api.errors import REQUEST_ID
 from tandem.api.openapi import Handler
@@ -51,7 +51,7 @@ class Tracing:
         self._app, self._tracer, self._paths = app, tracer, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in LOOKED_AT_PATHS:
             await self._app(scope, receive, send)
             return
         trace = scope[TRACE] = self._tracer.begin_call(Headers(scope=scope))
