@@ -106,7 +106,7 @@ def _with_flows(status: ClusterStatus) -> ClusterStatus:
     sources = [each.worker for each in status.workers if each.role.prefills]
     workers = tuple(
         msgspec.structs.replace(
-            each, read_from={sources[(place + n) % len(sources)]: 1 << 24 for n in range(4)}
+            each, read_from=tuple((sources[(place + n) % len(sources)], 1 << 24) for n in range(4))
         )
         if not each.role.prefills
         else each

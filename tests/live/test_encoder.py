@@ -2,6 +2,7 @@
 forms, and nobody waits for what is over."""
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tandem.models.encoders.load import load_encoder
 from tandem.models.weights import WeightForm
 from tandem.policy.dynamic_batching import DynamicBatching
 from tests.models.encoders.tiny import MODELS, build
+from tests.observe.metrics_text import text_of
 
 
 class LengthEncoder:
@@ -187,16 +189,17 @@ def test_metrics_say_what_became_of_texts():
             running.encoder.permits.release()
             running.encoder.permits.release()
             await asyncio.gather(first, waiting)
-            samples = {
-                (sample.name, sample.labels.get("outcome")): sample.value
-                for each in running.live.metrics.families()
-                for sample in each.samples
-            }
+            told = text_of(running.live.metrics.families())
+
+            def value(name: str, label: str = "") -> float:
+                return float(re.search(rf"tandem:{name}{{[^}}]*{label}[^}}]*}} (\S+)", told)[1])
+
             ends = [
-                samples["encoder_texts_total", end] for end in ("encoded", "refused", "aborted")
+                value("encoder_texts_total", f'outcome="{end}"')
+                for end in ("encoded", "refused", "aborted")
             ]
             assert ends == [3, 1, 1]
-            assert samples["encoder_tokens_total", None] == 10
-            assert samples["encoder_batch_texts_count", None] == 2
+            assert value("encoder_tokens_total") == 10
+            assert value("encoder_batch_texts_count") == 2
 
     asyncio.run(run())

@@ -299,9 +299,9 @@ def _sum(views: Sequence[WorkerStatus]) -> WorkerStatus:
     connectors = dict.fromkeys(name for view in views for name in view.connectors)
     read_from: Counter[str] = Counter()
     for view in views:
-        read_from.update(view.read_from)
+        read_from.update(dict(view.read_from))
     return structs.replace(
-        views[0], connectors=tuple(connectors), read_from=dict(read_from), **sums
+        views[0], connectors=tuple(connectors), read_from=tuple(read_from.items()), **sums
     )
 
 

@@ -212,8 +212,8 @@ GatewayEffect = (
 
 class WorkerCounters(Struct):
     """What a worker has done since it joined. `seconds` are those spent reading KV from others,
-    `moved_bytes` what it read, `read_from` the same by the worker that had it, `sent_bytes` what
-    others read from it. `fetches` from slower tiers brought `fetched_tokens`."""
+    `moved_bytes` what it read, `sent_bytes` what others read from it. `fetches` from slower tiers
+    brought `fetched_tokens`."""
 
     prompts: int = 0
     output_tokens: int = 0
@@ -224,7 +224,6 @@ class WorkerCounters(Struct):
     spans: int = 0
     seconds: float = 0.0
     connectors: tuple[str, ...] = ()
-    read_from: dict[str, int] = field(default_factory=dict)
     fetches: int = 0
     failed_fetches: int = 0
     fetched_tokens: int = 0
@@ -236,7 +235,7 @@ class WorkerCounters(Struct):
 class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[misc]
     """One worker as a gateway sees it, with what it did. The worker reports the figures of its
     `tiers`, `steps`, `drafts` and `adapters` itself, for all gateways together; `correction` is
-    what this gateway has learnt."""
+    what this gateway has learnt. So many of its `moved_bytes` were `read_from` each worker."""
 
     worker: str
     pool: str
@@ -253,6 +252,7 @@ class WorkerStatus(WorkerCounters, frozen=True, kw_only=True):  # type: ignore[m
     drafts: DraftTotals | None = None
     adapters: AdapterFigures | None = None
     correction: Correction = UNCORRECTED
+    read_from: tuple[tuple[str, int], ...] = ()
 
 
 class PoolNodeStatus(Struct, frozen=True):

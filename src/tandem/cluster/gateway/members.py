@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from tandem.facts.adapter import AdapterFigures
@@ -100,14 +101,17 @@ class Registry(Generic[P]):
 
 
 class Counters(WorkerCounters):
-    """What a worker has done, as its moves and fetches end."""
+    """What a worker has done, as its moves and fetches end; `bytes_from` each other worker it has
+    read."""
+
+    bytes_from: dict[str, int] = msgspec.field(default_factory=dict)
 
     def read(self, source: str, report: MoveReport) -> None:
         """A move from this worker that it carried out."""
         self.transfers += 1
         self.failed_transfers += not report.arrived
         self.moved_bytes += report.moved_bytes
-        self.read_from[source] = self.read_from.get(source, 0) + report.moved_bytes
+        self.bytes_from[source] = self.bytes_from.get(source, 0) + report.moved_bytes
         self.spans += report.spans
         self.seconds += report.seconds
         if report.connector and report.connector not in self.connectors:
@@ -377,8 +381,7 @@ def worker_status(member: Member, last_seen_s: float, correction: Correction) ->
     """One worker, whose last message came `last_seen_s` ago."""
     register = member.registration
     counted = structs.asdict(member.counters)
-    # A status stays as it was when it was asked for.
-    counted["read_from"] = dict(member.counters.read_from)
+    read_from = tuple(counted.pop("bytes_from").items())
     return WorkerStatus(
         worker=member.name,
         pool=register.pool,
@@ -395,6 +398,7 @@ def worker_status(member: Member, last_seen_s: float, correction: Correction) ->
         drafts=member.drafts,
         adapters=member.adapters,
         correction=correction,
+        read_from=read_from,
         **counted,
     )
 

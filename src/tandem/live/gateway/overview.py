@@ -81,7 +81,7 @@ def _worker(status: WorkerStatus) -> WorkerOverview:
         sent_bytes=status.sent_bytes,
         moved_bytes=status.moved_bytes,
         failed_transfers=status.failed_transfers,
-        read_from=status.read_from,
+        read_from=dict(status.read_from),
     )
 
 
