@@ -167,13 +167,25 @@ class RequestMetrics:
         self.drawn_tokens += len(emission.tokens)
         time_bin = self.timeline.at(now_ns)
         time_bin.output_tokens += len(emission.tokens)
+        # Streams that step together have the same gaps.
+        gaps: dict[int, int] = {}
         for request_id, reason, cached_tokens in zip(
             emission.request_ids, emission.finish_reasons, emission.cached_tokens, strict=True
         ):
             if clock := self._clocks.get(request_id):
-                self._token(clock, cached_tokens, time_bin, now_ns)
+                if clock.answer_tokens:
+                    gap_ns = now_ns - clock.last_token_ns
+                    gaps[gap_ns] = gaps.get(gap_ns, 0) + 1
+                else:
+                    self._first_token(clock, cached_tokens, time_bin, now_ns)
+                clock.answer_tokens += 1
+                clock.last_token_ns = now_ns
                 if reason:
                     self.ended(request_id, reason, now_ns)
+        for gap_ns, count in gaps.items():
+            time_bin.itl.add(gap_ns, count)
+            for _ in range(count):
+                self._gap.observe(gap_ns / NS_PER_S)
 
     def failed(self, request_id: str, now_ns: int) -> None:
         """Over without the rest of its answer, through no fault of its client."""
@@ -221,28 +233,22 @@ class RequestMetrics:
             if tpot_s is not None:
                 clock.tenant.tpot.observe(tpot_s)
 
-    def _token(
+    def _first_token(
         self, clock: RequestClock, cached_tokens: int, time_bin: OpenBin, now_ns: int
     ) -> None:
-        if clock.answer_tokens:
-            self._gap.observe((now_ns - clock.last_token_ns) / NS_PER_S)
-            time_bin.itl.add(now_ns - clock.last_token_ns)
-        else:
-            clock.first_token_ns, clock.cached_tokens = now_ns, cached_tokens
-            self.begun += 1
-            time_bin.begin(now_ns - clock.arrived_ns, clock.prompt_tokens, cached_tokens)
-            self._ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
-            self._prefill.observe((now_ns - clock.scheduled_ns) / NS_PER_S)
-            self._computed.observe(clock.prompt_tokens - cached_tokens)
-            self._cached_tokens.inc(cached_tokens)
-            self.looked_up_tokens += clock.prompt_tokens
-            self.found_tokens += cached_tokens
-            if clock.tenant is not None:
-                clock.tenant.ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
-                clock.tenant.prompt_tokens.inc(clock.prompt_tokens)
-                clock.tenant.cached_tokens.inc(cached_tokens)
-        clock.answer_tokens += 1
-        clock.last_token_ns = now_ns
+        clock.first_token_ns, clock.cached_tokens = now_ns, cached_tokens
+        self.begun += 1
+        time_bin.begin(now_ns - clock.arrived_ns, clock.prompt_tokens, cached_tokens)
+        self._ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
+        self._prefill.observe((now_ns - clock.scheduled_ns) / NS_PER_S)
+        self._computed.observe(clock.prompt_tokens - cached_tokens)
+        self._cached_tokens.inc(cached_tokens)
+        self.looked_up_tokens += clock.prompt_tokens
+        self.found_tokens += cached_tokens
+        if clock.tenant is not None:
+            clock.tenant.ttft.observe((now_ns - clock.arrived_ns) / NS_PER_S)
+            clock.tenant.prompt_tokens.inc(clock.prompt_tokens)
+            clock.tenant.cached_tokens.inc(cached_tokens)
 
 
 # As vLLM names them, but for the last.

@@ -24,11 +24,12 @@ class Durations:
         self.count = 0
         self._buckets: dict[int, int] = {}
 
-    def add(self, duration_ns: int) -> None:
+    def add(self, duration_ns: int, count: int = 1) -> None:
+        """So many of this length."""
         shift = max(0, duration_ns.bit_length() - 5)
         bucket = shift * _HALF + (duration_ns >> shift)
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        self.count += 1
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + count
+        self.count += count
 
     def quantile_s(self, share: float) -> float:
         """So that this share of them is no longer. There must be one."""
