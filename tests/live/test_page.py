@@ -231,6 +231,6 @@ async def test_the_page_is_whole_small_and_open_to_everybody(tmp_path):
         named = re.findall(r'(?:href|src)="(page/[^"]+)"', index.text)
         assert len(named) == 4
         assert {f"/{name}" for name in named} <= PAGE_PATHS
-        assert total_bytes < 200_000
+        assert total_bytes < 130_000
         assert (await client.get("/page/server.py")).status_code == 401
         assert (await client.get("/tandem/overview")).status_code == 401

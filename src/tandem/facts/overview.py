@@ -112,7 +112,7 @@ class PlannerOverview(Struct, frozen=True):
 class Overview(Struct, frozen=True, kw_only=True):
     """A server (`server`) as it is now. `bins` are those of `bin_s` seconds, oldest first, of which
     `current_bin` has not ended; the counts are since the start. `remarks` are news, latest last.
-    `has_roles`: workers may drain and change their roles."""
+    `has_roles`: workers may drain and change their roles. A what-if may name these `routings`."""
 
     server: str
     model: str
@@ -132,6 +132,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     remarks: tuple[Remark, ...] = ()
     planner: PlannerOverview | None = None
     has_roles: bool = False
+    routings: tuple[str, ...] = ()
 
 
 class RequestLine(Struct, frozen=True, kw_only=True):

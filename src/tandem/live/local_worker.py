@@ -35,7 +35,7 @@ from tandem.live.driver import Driver, EventInbox
 from tandem.live.engine_thread import EngineThread, PlanRunner
 from tandem.live.gateway.history import Asker, RequestHistories
 from tandem.live.mailbox import Mailbox, Mailboxes
-from tandem.live.request_view import request_line, request_story
+from tandem.live.request_view import latest_requests, request_stories
 from tandem.messages.router import Explain
 from tandem.messages.worker import (
     EmitTokens,
@@ -173,15 +173,11 @@ class LocalWorker:
 
     def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
         """See the port `Observed`."""
-        at_ns = now_ns()
-        found = self._histories.latest(account, most, at_ns)
-        return [request_line(each, at_ns) for each in found]
+        return latest_requests(self._histories, account, most)
 
     def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
         """See the port `Observed`."""
-        at_ns = now_ns()
-        found = self._histories.find(name, at_ns)
-        return [request_story(each, at_ns) for each in found if account in (None, each.tenant)]
+        return request_stories(self._histories, account, name)
 
     def service_class(self, caller: Caller) -> str:
         """See the port `Generator`. Only clusters have classes."""

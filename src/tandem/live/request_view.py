@@ -3,10 +3,27 @@
 from collections.abc import Iterator
 
 from tandem.facts.overview import RequestLine, RequestStory, StoryEvent, StorySpan
+from tandem.live.clock import NS_PER_S, now_ns
+from tandem.live.gateway.history import RequestHistories
 from tandem.messages.operator import RequestHistory
 from tandem.observe.spans import request_span
 
-NS_PER_S = 1e9
+
+def latest_requests(
+    histories: RequestHistories, account: str | None, most: int
+) -> list[RequestLine]:
+    """As the port `Observed` has it."""
+    at_ns = now_ns()
+    return [request_line(each, at_ns) for each in histories.latest(account, most, at_ns)]
+
+
+def request_stories(
+    histories: RequestHistories, account: str | None, name: str
+) -> list[RequestStory]:
+    """As the port `Observed` has it."""
+    at_ns = now_ns()
+    found = histories.find(name, at_ns)
+    return [request_story(each, at_ns) for each in found if account in (None, each.tenant)]
 
 
 def request_line(history: RequestHistory, now_ns: int) -> RequestLine:

@@ -45,7 +45,7 @@ from tandem.live.gateway.settings_change import SettingsChange
 from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.gateway.what_if import WhatIf
 from tandem.live.mailbox import Mailbox
-from tandem.live.request_view import request_line, request_story
+from tandem.live.request_view import latest_requests, request_stories
 from tandem.messages.cluster import Drain
 from tandem.messages.gateway import ToolsCalled
 from tandem.messages.router import Reject, RequestSubmitted, RequestWithdrawn
@@ -225,15 +225,11 @@ class Gateway:
 
     def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
         """See the port `Observed`."""
-        at_ns = now_ns()
-        found = self._histories.latest(account, most, at_ns)
-        return [request_line(each, at_ns) for each in found]
+        return latest_requests(self._histories, account, most)
 
     def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
         """See the port `Observed`."""
-        at_ns = now_ns()
-        found = self._histories.find(name, at_ns)
-        return [request_story(each, at_ns) for each in found if account in (None, each.tenant)]
+        return request_stories(self._histories, account, name)
 
     async def drain(self, worker: str, then_role: str, *, leave: bool) -> None:
         """See the port `Operated`."""

@@ -18,6 +18,7 @@ from tandem.messages.gateway import ClusterStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
 from tandem.observe.metrics import RequestMetrics
 from tandem.policy.qos.classes import Classes
+from tandem.policy.routing.policies import ROUTINGS
 
 
 def gateway_overview(
@@ -52,6 +53,7 @@ def gateway_overview(
         remarks=remarks,
         planner=None if status.planning is None else _planner(status.planning),
         has_roles=True,
+        routings=tuple(ROUTINGS),
     )
 
 

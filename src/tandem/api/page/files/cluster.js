@@ -67,8 +67,6 @@ function plannedChange(planned) {
     ${planned.applied ? html`<p class="good" role="status">Applied.</p>` : nothing}`;
 }
 
-const ROUTINGS = ["cost", "round-robin", "random", "least-load", "power-of-two", "prefix-first", "block-cost", "weighted-score"];
-
 // The last minutes again, with something changed, beside what happened.
 function whatIf(state, actions) {
   const { overview } = state.seen;
@@ -90,7 +88,7 @@ function whatIf(state, actions) {
       <form class="row" @submit=${ask}>
         <label>Minutes<input name="minutes" type="number" min="0.5" max="1440" step="0.5" value="5"></label>
         <label>Routing<select name="routing"><option value="">as it is</option>
-          ${ROUTINGS.map((each) => html`<option>${each}</option>`)}</select></label>
+          ${overview.routings.map((each) => html`<option>${each}</option>`)}</select></label>
         ${[...pools].map(([pool, count_]) => html`<label>${pool}<input name=${`pool ${pool}`} type="number" min="0" max="1024"
           .defaultValue=${String(count_)}></label>`)}
         <button class="main" ?disabled=${tried?.asking}>Simulate</button>

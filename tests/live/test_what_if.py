@@ -1,0 +1,33 @@
+"""What a gateway answers to a what-if: its journal, in the real simulator."""
+
+import asyncio
+
+import pytest
+
+from tandem.facts.errors import InvalidRequest, Overloaded
+from tandem.facts.overview import Otherwise
+from tandem.live.gateway.what_if import WhatIf
+from tests.commands.test_replay_command import REQUESTS, record
+
+
+async def test_policies_and_worker_counts_are_tried_beside_what_was(tmp_path):
+    what_if = WhatIf(record(tmp_path))
+    otherwise = Otherwise(3600.0, "round-robin", "threshold", {"both": 3})
+    asked = asyncio.ensure_future(what_if.try_otherwise(otherwise))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await what_if.try_otherwise(otherwise)
+    runs = await asked
+    labels = [run.label for run in runs]
+    assert labels == ["recorded", "unchanged", "cost none", "round-robin threshold"]
+    assert {run.requests for run in runs} == {REQUESTS}
+    assert runs[0].ttft_p50_s == 0.005
+    assert runs[0].tpot_p50_s == 0.001
+    assert all(run.attainment == 1.0 for run in runs)
+
+
+async def test_what_cannot_be_tried_is_told_and_the_next_one_is_answered(tmp_path):
+    what_if = WhatIf(record(tmp_path))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="unknown rond-robin; did you mean round-robin"):
+            await what_if.try_otherwise(Otherwise(3600.0, "rond-robin"))
