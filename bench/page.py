@@ -28,7 +28,7 @@ from metrics import a_cluster
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig
 from tandem.config.environment import BUNDLED_MODEL
-from tandem.facts.overview import Overview, RequestLine, RequestStory
+from tandem.facts.overview import Overview, RequestDetail, RequestLine
 from tandem.facts.serving import Generator, ModelCard
 from tandem.live.gateway.overview import gateway_overview
 from tandem.messages.gateway import ClusterStatus
@@ -96,7 +96,7 @@ class ScriptedGateway:
         del account, most
         return []
 
-    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         del account, name
         return []
 

@@ -28,19 +28,19 @@ from tandem.facts.errors import InvalidRequest
 from tandem.facts.overview import (
     AppliedChange,
     ChangedSetting,
-    Otherwise,
+    ClassSlo,
+    ClusterEvent,
+    DetailEvent,
     Overview,
     Percentiles,
     PlannerOverview,
-    PromisedLatency,
     QueueOverview,
-    Remark,
+    RequestDetail,
     RequestLine,
-    RequestStory,
-    StoryEvent,
     TierOverview,
     TimeBin,
-    TriedRun,
+    WhatIfChange,
+    WhatIfRun,
     WorkerOverview,
 )
 from tandem.facts.tracing import TraceContext
@@ -85,25 +85,25 @@ class RoomyGenerator(ScriptedGenerator):
             workers=(worker,),
             tiers=(TierOverview("w0", "host", 1, 2, 3, 0, 0),),
             queues=(QueueOverview("", account or "", 0, 1),),
-            promised=(PromisedLatency("", 1.0, None),),
+            slos=(ClassSlo("", 1.0, None),),
             bin_s=5.0,
             current_bin=since_bin,
             bins=(TimeBin(since_bin, 1, 1, 0, {"queue": 1}, 2, 1, 3, half, None, half),),
             waiting=0,
             running=1,
             finished=1,
-            remarks=(Remark(0.5, "joined", "w0 joined as both"),),
-            planner=PlannerOverview("tandem", "advisory", "", (Remark(1.0, "flip", "why"),)),
+            events=(ClusterEvent(0.5, "joined", "w0 joined as both"),),
+            planner=PlannerOverview("tandem", "advisory", "", (ClusterEvent(1.0, "flip", "why"),)),
             has_roles=True,
         )
 
     def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
-        return [self._story().line][:most]
+        return [self._detail().line][:most]
 
-    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
-        return [self._story()] if name == "r" else []
+    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
+        return [self._detail()] if name == "r" else []
 
-    def _story(self) -> RequestStory:
+    def _detail(self) -> RequestDetail:
         line = RequestLine(
             request_id="r",
             ago_s=1.0,
@@ -119,7 +119,7 @@ class RoomyGenerator(ScriptedGenerator):
             ending="finished",
             reason="stop",
         )
-        return RequestStory(line, 4, (StoryEvent(0.1, "routing", "to w0", {"ttft_s": 0.5}),))
+        return RequestDetail(line, 4, (DetailEvent(0.1, "routing", "to w0", {"ttft_s": 0.5}),))
 
     async def drain(self, worker: str, then_role: str, *, leave: bool) -> None:
         if worker != "w0":
@@ -132,8 +132,8 @@ class RoomyGenerator(ScriptedGenerator):
         keys = (ChangedSetting("policies.routing", "cost", "random", "at once"),)
         return AppliedChange(3, keys, (), (), (), (), applied=seen == 3)
 
-    async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:
-        return [TriedRun("recorded", 1, 0.5, 1.0, 0.5, 0.5, None, None, 0.5, 0)]
+    async def what_if(self, change: WhatIfChange) -> list[WhatIfRun]:
+        return [WhatIfRun("recorded", 1, 0.5, 1.0, 0.5, 0.5, None, None, 0.5, 0)]
 
 
 class EverySpan:

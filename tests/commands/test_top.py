@@ -4,11 +4,11 @@ from rich.console import Console
 
 from tandem.commands.top_screen import spark_line, top_screen
 from tandem.facts.overview import (
+    ClusterEvent,
     Overview,
     Percentiles,
     PlannerOverview,
     QueueOverview,
-    Remark,
     TimeBin,
     WorkerOverview,
 )
@@ -45,7 +45,7 @@ def overview(up_s: float = 100.0, tokens: int = 1000) -> Overview:
         ),
         tiers=(),
         queues=(QueueOverview("premium", "acme", 2, 5),),
-        promised=(),
+        slos=(),
         bin_s=5.0,
         current_bin=100,
         bins=tuple(time_bin(number) for number in range(80, 101)),
@@ -53,9 +53,12 @@ def overview(up_s: float = 100.0, tokens: int = 1000) -> Overview:
         running=5,
         finished=80,
         takeovers=1,
-        remarks=(Remark(3.0, "lost", "decode-1 is gone: it ended"),),
+        events=(ClusterEvent(3.0, "lost", "decode-1 is gone: it ended"),),
         planner=PlannerOverview(
-            "tandem", "automatic", "nothing to do", (Remark(9.0, "flip", "decode: p becomes d"),)
+            "tandem",
+            "automatic",
+            "nothing to do",
+            (ClusterEvent(9.0, "flip", "decode: p becomes d"),),
         ),
     )
 

@@ -82,14 +82,14 @@ async def test_an_overview_says_what_a_cluster_did(tmp_path):
         assert workers["d"]["read_from"] == {"p": workers["d"]["moved_bytes"]}
         assert workers["d"]["moved_bytes"] == workers["p"]["sent_bytes"] > 0
         assert workers["p"]["prompts"] == 1
-        assert overview["promised"] == [{"service_class": "", "ttft_s": 1e-9, "tpot_s": None}]
+        assert overview["slos"] == [{"service_class": "", "ttft_s": 1e-9, "tpot_s": None}]
         assert sum(each["finished"] for each in overview["bins"]) == 1
         # Nothing is so quick.
         assert sum(each["kept"] for each in overview["bins"]) == 0
         assert sum(each["output_tokens"] for each in overview["bins"]) == 7
         gaps = sum(each["itl"]["count"] for each in overview["bins"] if each["itl"])
         assert gaps == 6
-        assert {each["text"] for each in overview["remarks"]} == {
+        assert {each["text"] for each in overview["events"]} == {
             "p joined as prefill",
             "d joined as decode",
         }
@@ -130,25 +130,25 @@ async def test_callers_see_their_own_requests_and_operators_all(tmp_path):
         assert await listed(OPERATOR) == ["h-0", "a-0"]
         path = "/tandem/requests/a"
         assert (await client.get(path, headers=bearer(OTHER))).status_code == 404
-        (story,) = (await client.get(path, headers=bearer(CLIENT))).json()["data"]
-        assert story["line"]["ending"] == "finished"
-        assert story["line"]["output_tokens"] == 3
-        assert story["line"]["tpot_s"] > 0
-        kinds = [each["kind"] for each in story["events"]]
+        (detail,) = (await client.get(path, headers=bearer(CLIENT))).json()["data"]
+        assert detail["line"]["ending"] == "finished"
+        assert detail["line"]["output_tokens"] == 3
+        assert detail["line"]["tpot_s"] > 0
+        kinds = [each["kind"] for each in detail["events"]]
         assert kinds[:2] == ["admission", "routing"]
-        spans = [(each["name"], each["worker"]) for each in story["spans"]]
+        spans = [(each["name"], each["worker"]) for each in detail["spans"]]
         assert spans == [
             ("queue", ""),
             ("prefill", "p"),
             ("kv transfer", "d"),
             ("decode", "d"),
         ]
-        assert all(0 <= each["from_s"] <= each["to_s"] for each in story["spans"])
+        assert all(0 <= each["from_s"] <= each["to_s"] for each in detail["spans"])
         # By its full id, which has a slash, as well.
-        full = f"/tandem/requests/{story['line']['request_id']}"
+        full = f"/tandem/requests/{detail['line']['request_id']}"
         assert (await client.get(full, headers=bearer(CLIENT))).json()["data"] == [
-            story
-            | {"line": story["line"] | {"ago_s": pytest.approx(story["line"]["ago_s"], abs=60)}}
+            detail
+            | {"line": detail["line"] | {"ago_s": pytest.approx(detail["line"]["ago_s"], abs=60)}}
         ]
 
 
@@ -194,11 +194,11 @@ async def test_a_server_alone_is_one_worker(tmp_path):
         assert (only["role"], only["state"], only["output_tokens"]) == ("both", "ready", 5)
         assert (overview["finished"], overview["has_roles"]) == (1, False)
         assert sum(each["kept"] for each in overview["bins"]) == 1
-        (story,) = (await client.get("/tandem/requests/call")).json()["data"]
-        assert [each["kind"] for each in story["events"]] == ["schedule"]
+        (detail,) = (await client.get("/tandem/requests/call")).json()["data"]
+        assert [each["kind"] for each in detail["events"]] == ["schedule"]
         # Nobody is told apart here, so nobody reads what others call their sessions.
         (line,) = (await client.get("/tandem/requests")).json()["data"]
-        assert line["session"] == story["line"]["session"] == ""
+        assert line["session"] == detail["line"]["session"] == ""
         operators = bearer(OPERATOR)
         (line,) = (await client.get("/tandem/requests", headers=operators)).json()["data"]
         assert line["session"] == "talk"

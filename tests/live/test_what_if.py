@@ -5,18 +5,18 @@ import asyncio
 import pytest
 
 from tandem.facts.errors import InvalidRequest, Overloaded
-from tandem.facts.overview import Otherwise
+from tandem.facts.overview import WhatIfChange
 from tandem.live.gateway.what_if import WhatIf
 from tests.commands.test_replay_command import REQUESTS, record
 
 
 async def test_policies_and_worker_counts_are_tried_beside_what_was(tmp_path):
     what_if = WhatIf(record(tmp_path))
-    otherwise = Otherwise(3600.0, "round-robin", "threshold", {"both": 3})
-    asked = asyncio.ensure_future(what_if.try_otherwise(otherwise))
+    change = WhatIfChange(3600.0, "round-robin", "threshold", {"both": 3})
+    asked = asyncio.ensure_future(what_if.simulate(change))
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await what_if.try_otherwise(otherwise)
+        await what_if.simulate(change)
     runs = await asked
     labels = [run.label for run in runs]
     assert labels == ["recorded", "unchanged", "cost none", "round-robin threshold"]
@@ -30,4 +30,4 @@ async def test_what_cannot_be_tried_is_told_and_the_next_one_is_answered(tmp_pat
     what_if = WhatIf(record(tmp_path))
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="unknown rond-robin; did you mean round-robin"):
-            await what_if.try_otherwise(Otherwise(3600.0, "rond-robin"))
+            await what_if.simulate(WhatIfChange(3600.0, "rond-robin"))

@@ -14,7 +14,7 @@ LATELY_S = 60.0
 BARS = " ▁▂▃▄▅▆▇█"
 LINE_CELLS = 48
 KV_CELLS = 12
-REMARKS = 4
+EVENTS = 4
 _STATES = {"ready": "green", "draining": "yellow", "spare": "cyan"}
 
 
@@ -121,7 +121,7 @@ def _kv_bar(worker: WorkerOverview) -> Text:
 
 def _queues(overview: Overview) -> Iterator[Text]:
     named = [each for each in overview.queues if each.service_class or each.tenant]
-    for each in named[:REMARKS]:
+    for each in named[:EVENTS]:
         name = " ".join(word for word in (each.service_class, each.tenant) if word)
         yield Text(f"{name}: {each.running} running, {each.waiting} waiting")
 
@@ -148,6 +148,6 @@ def _planner(overview: Overview) -> Iterator[Text]:
 
 
 def _news(overview: Overview) -> Iterator[Text]:
-    for each in overview.remarks[-REMARKS:]:
+    for each in overview.events[-EVENTS:]:
         style = "red" if each.kind == "lost" else "dim"
         yield Text(f"{seconds_text(each.ago_s)} ago: {each.text}", style)

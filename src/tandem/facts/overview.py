@@ -83,7 +83,7 @@ class TimeBin(Struct, frozen=True):
     itl: Percentiles | None
 
 
-class PromisedLatency(Struct, frozen=True):
+class ClassSlo(Struct, frozen=True):
     """The SLO of a class of requests; of no class where that is empty."""
 
     service_class: str
@@ -91,7 +91,7 @@ class PromisedLatency(Struct, frozen=True):
     tpot_s: float | None
 
 
-class Remark(Struct, frozen=True):
+class ClusterEvent(Struct, frozen=True):
     """Something that happened, in words. `kind` is what it is about."""
 
     ago_s: float
@@ -105,14 +105,15 @@ class PlannerOverview(Struct, frozen=True):
     policy: str
     mode: str
     reason: str
-    decisions: tuple[Remark, ...]
+    decisions: tuple[ClusterEvent, ...]
     notes: tuple[str, ...] = ()
 
 
 class Overview(Struct, frozen=True, kw_only=True):
     """A server (`server`) as it is now. `bins` are those of `bin_s` seconds, oldest first, of which
-    `current_bin` has not ended; the counts are since the start. `remarks` are news, latest last.
-    `has_roles`: workers may drain and change their roles. A what-if may name these `routings`."""
+    `current_bin` has not ended; the counts are since the start. `events` are the latest of each
+    kind, newest last. `has_roles`: workers may drain and change their roles. A what-if may name
+    these `routings`."""
 
     server: str
     model: str
@@ -120,7 +121,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerOverview, ...]
     tiers: tuple[TierOverview, ...]
     queues: tuple[QueueOverview, ...]
-    promised: tuple[PromisedLatency, ...]
+    slos: tuple[ClassSlo, ...]
     bin_s: float
     current_bin: int
     bins: tuple[TimeBin, ...]
@@ -129,7 +130,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     finished: int
     takeovers: int = 0
     recomputed_tokens: int = 0
-    remarks: tuple[Remark, ...] = ()
+    events: tuple[ClusterEvent, ...] = ()
     planner: PlannerOverview | None = None
     has_roles: bool = False
     routings: tuple[str, ...] = ()
@@ -154,7 +155,7 @@ class RequestLine(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class StoryEvent(Struct, frozen=True):
+class DetailEvent(Struct, frozen=True):
     """A decision about a request, or something that happened to it, so long after it arrived."""
 
     after_s: float
@@ -163,7 +164,7 @@ class StoryEvent(Struct, frozen=True):
     figures: Mapping[str, float | str] = {}
 
 
-class StorySpan(Struct, frozen=True):
+class DetailSpan(Struct, frozen=True):
     """A part of a request's time: what it was spent on, from and to so long after the arrival, and
     at which worker (empty: at none)."""
 
@@ -173,16 +174,16 @@ class StorySpan(Struct, frozen=True):
     to_s: float
 
 
-class RequestStory(Struct, frozen=True):
+class RequestDetail(Struct, frozen=True):
     """All that is known of one request. `spans` are those of its trace, once it has ended."""
 
     line: RequestLine
     max_tokens: int
-    events: tuple[StoryEvent, ...]
-    spans: tuple[StorySpan, ...] = ()
+    events: tuple[DetailEvent, ...]
+    spans: tuple[DetailSpan, ...] = ()
 
 
-class Otherwise(Struct, frozen=True):
+class WhatIfChange(Struct, frozen=True):
     """What is to be tried instead of what was: names of policies (empty: the same) and how many
     workers the pools have. Of the requests of the last `last_s`."""
 
@@ -192,7 +193,7 @@ class Otherwise(Struct, frozen=True):
     workers: Mapping[str, int] = {}
 
 
-class TriedRun(Struct, frozen=True):
+class WhatIfRun(Struct, frozen=True):
     """What came of the same requests, as recorded or in the simulator; latencies in seconds are
     None where none were measured."""
 
@@ -243,7 +244,7 @@ class Observed(Protocol):
         """The latest that are remembered, those that run first."""
         ...
 
-    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         """Of a request by its id, or of all choices of an answer or a call; none where nothing is
         known of it any more."""
         ...
@@ -267,7 +268,7 @@ class Operated(Protocol):
         configuration is still the one of the number `seen`; None: only what would change."""
         ...
 
-    async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:
+    async def what_if(self, change: WhatIfChange) -> list[WhatIfRun]:
         """What was recorded, the same simulated, and what would have come of the change. Raises
         `InvalidRequest` also where there is no journal, `Overloaded` while another is tried."""
         ...

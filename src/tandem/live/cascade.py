@@ -16,7 +16,7 @@ import msgspec
 
 from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed
 from tandem.facts.metrics import MetricFamily
-from tandem.facts.overview import Observed, Overview, RequestLine, RequestStory
+from tandem.facts.overview import Observed, Overview, RequestDetail, RequestLine
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import (
     CascadeAnswer,
@@ -210,11 +210,11 @@ class Cascade:
         ]
         return sorted(lines, key=lambda line: line.ago_s)[:most]
 
-    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         """See the port `Observed`: the small model's first."""
         return [
-            *self._small.request_stories(account, name),
-            *self._large.request_stories(account, name),
+            *self._small.request_details(account, name),
+            *self._large.request_details(account, name),
         ]
 
     def metric_families(self) -> Iterable[MetricFamily]:

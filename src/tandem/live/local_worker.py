@@ -23,7 +23,7 @@ from tandem.facts.errors import (
 )
 from tandem.facts.fleet import Role
 from tandem.facts.metrics import MetricFamily
-from tandem.facts.overview import Overview, RequestLine, RequestStory, WorkerOverview
+from tandem.facts.overview import Overview, RequestDetail, RequestLine, WorkerOverview
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, sooner
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
@@ -35,7 +35,7 @@ from tandem.live.driver import Driver, EventInbox
 from tandem.live.engine_thread import EngineThread, PlanRunner
 from tandem.live.gateway.history import Asker, RequestHistories
 from tandem.live.mailbox import Mailbox, Mailboxes
-from tandem.live.request_view import latest_requests, request_stories
+from tandem.live.request_view import latest_requests, request_details
 from tandem.messages.router import Explain
 from tandem.messages.worker import (
     EmitTokens,
@@ -162,7 +162,7 @@ class LocalWorker:
             workers=(worker,),
             tiers=(),
             queues=tuple(each for each in queues if account in (None, each.tenant)),
-            promised=(),
+            slos=(),
             bin_s=timeline.bin_ns / NS_PER_S,
             current_bin=timeline.number_at(at_ns),
             bins=tuple(timeline.since(since_bin, at_ns)),
@@ -175,9 +175,9 @@ class LocalWorker:
         """See the port `Observed`."""
         return latest_requests(self._histories, account, most)
 
-    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         """See the port `Observed`."""
-        return request_stories(self._histories, account, name)
+        return request_details(self._histories, account, name)
 
     def service_class(self, caller: Caller) -> str:
         """See the port `Generator`. Only clusters have classes."""

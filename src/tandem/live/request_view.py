@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tandem.facts.overview import RequestLine, RequestStory, StoryEvent, StorySpan
+from tandem.facts.overview import DetailEvent, DetailSpan, RequestDetail, RequestLine
 from tandem.live.clock import NS_PER_S, now_ns
 from tandem.live.gateway.history import RequestHistories
 from tandem.messages.operator import RequestHistory
@@ -17,13 +17,13 @@ def latest_requests(
     return [request_line(each, at_ns) for each in histories.latest(account, most, at_ns)]
 
 
-def request_stories(
+def request_details(
     histories: RequestHistories, account: str | None, name: str
-) -> list[RequestStory]:
+) -> list[RequestDetail]:
     """As the port `Observed` has it."""
     at_ns = now_ns()
     found = histories.find(name, at_ns)
-    return [request_story(each, at_ns) for each in found if account in (None, each.tenant)]
+    return [request_detail(each, at_ns) for each in found if account in (None, each.tenant)]
 
 
 def request_line(history: RequestHistory, now_ns: int) -> RequestLine:
@@ -47,18 +47,18 @@ def request_line(history: RequestHistory, now_ns: int) -> RequestLine:
     )
 
 
-def request_story(history: RequestHistory, now_ns: int) -> RequestStory:
+def request_detail(history: RequestHistory, now_ns: int) -> RequestDetail:
     """With everything that was decided about it."""
     events = (
-        StoryEvent(each.after_ns / NS_PER_S, each.kind, each.text, dict(each.figures))
+        DetailEvent(each.after_ns / NS_PER_S, each.kind, each.text, dict(each.figures))
         for each in history.events
     )
     spans = _spans(history) if history.ending else ()
     line = request_line(history, now_ns)
-    return RequestStory(line, history.max_tokens, tuple(events), tuple(spans))
+    return RequestDetail(line, history.max_tokens, tuple(events), tuple(spans))
 
 
-def _spans(history: RequestHistory) -> Iterator[StorySpan]:
+def _spans(history: RequestHistory) -> Iterator[DetailSpan]:
     """Those of its trace."""
     for span in request_span(history, "").children:
         named = span.attributes
@@ -67,7 +67,7 @@ def _spans(history: RequestHistory) -> Iterator[StorySpan]:
         to_s = (span.end_ns - history.arrival_ns) / NS_PER_S
         # A decision takes no time.
         if span.name != "route":
-            yield StorySpan(span.name.replace("_", " "), str(worker), from_s, to_s)
+            yield DetailSpan(span.name.replace("_", " "), str(worker), from_s, to_s)
 
 
 def _seconds(after_ns: int) -> float | None:

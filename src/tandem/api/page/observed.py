@@ -23,12 +23,12 @@ from tandem.facts.overview import (
     AppliedChange,
     Observed,
     Operated,
-    Otherwise,
     Overview,
     QueueOverview,
+    RequestDetail,
     RequestLine,
-    RequestStory,
-    TriedRun,
+    WhatIfChange,
+    WhatIfRun,
 )
 
 MOST_LINES = 500
@@ -56,17 +56,17 @@ class RequestList(Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
-class RequestStories(Struct, kw_only=True):
+class RequestDetails(Struct, kw_only=True):
     """One request, or all choices of an answer or a call."""
 
-    data: list[RequestStory]
+    data: list[RequestDetail]
     object: Literal["list"] = "list"
 
 
-class TriedRuns(Struct, kw_only=True):
+class WhatIfRuns(Struct, kw_only=True):
     """What was recorded, the same simulated, and what would have come of the change."""
 
-    data: list[TriedRun]
+    data: list[WhatIfRun]
     object: Literal["list"] = "list"
 
 
@@ -97,14 +97,14 @@ def observed_endpoints(
         of its response, or its X-Request-Id."""
         name: str = request.path_params["request"]
         account = _account(context, request)
-        stories = [
-            msgspec.structs.replace(story, line=_told(story.line, account))
-            for story in observed.request_stories(account, name)
+        details = [
+            msgspec.structs.replace(detail, line=_told(detail.line, account))
+            for detail in observed.request_details(account, name)
         ]
-        if not stories:
+        if not details:
             problem = f"nothing is known of the request {name[:128]!r}: it may be too long ago"
             raise Refused(Refusal(404, problem, "request_not_found"))
-        return _answered(RequestStories(data=stories))
+        return _answered(RequestDetails(data=details))
 
     endpoints = [
         ApiEndpoint(
@@ -131,7 +131,7 @@ def observed_endpoints(
             "/tandem/requests/{request:path}",
             explain_request,
             "Observation",
-            answer=RequestStories,
+            answer=RequestDetails,
         ),
     ]
     if operated is not None:
@@ -174,13 +174,13 @@ def _operator_endpoints(
         check_operator(request)
         with context.holding_body(request) as held:
             body = await read_body(request, WhatIfBody, context.config, held)
-        otherwise = Otherwise(
+        change = WhatIfChange(
             LAST_S if body.last_s is None else body.last_s,
             body.routing or "",
             body.admission or "",
             body.workers or {},
         )
-        return _answered(TriedRuns(data=await operated.what_if(otherwise)))
+        return _answered(WhatIfRuns(data=await operated.what_if(change)))
 
     return [
         ApiEndpoint(
@@ -197,7 +197,7 @@ def _operator_endpoints(
             what_if,
             "Observation",
             body=WhatIfBody,
-            answer=TriedRuns,
+            answer=WhatIfRuns,
         ),
         ApiEndpoint(
             "POST",

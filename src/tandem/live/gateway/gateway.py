@@ -22,11 +22,11 @@ from tandem.facts.fleet import Role
 from tandem.facts.metrics import MetricFamily
 from tandem.facts.overview import (
     AppliedChange,
-    Otherwise,
     Overview,
+    RequestDetail,
     RequestLine,
-    RequestStory,
-    TriedRun,
+    WhatIfChange,
+    WhatIfRun,
 )
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
@@ -40,12 +40,12 @@ from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.history import Asker, RequestHistories, Traced
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
-from tandem.live.gateway.overview import gateway_overview, promised_latencies
+from tandem.live.gateway.overview import class_slos, gateway_overview
 from tandem.live.gateway.settings_change import SettingsChange
 from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.gateway.what_if import WhatIf
 from tandem.live.mailbox import Mailbox
-from tandem.live.request_view import latest_requests, request_stories
+from tandem.live.request_view import latest_requests, request_details
 from tandem.messages.cluster import Drain
 from tandem.messages.gateway import ToolsCalled
 from tandem.messages.router import Reject, RequestSubmitted, RequestWithdrawn
@@ -216,8 +216,8 @@ class Gateway:
             self._card.names[0],
             self.machine.status(at_ns),
             self.metrics.requests,
-            self._loop.news.remarks(account, at_ns),
-            promised_latencies(self._terms.slo, self.machine.config.router.classes),
+            self._loop.event_log.events(at_ns),
+            class_slos(self._terms.slo, self.machine.config.router.classes),
             queues=tuple(each for each in queues if account in (None, each.tenant)),
             since_bin=since_bin,
             now_ns=at_ns,
@@ -227,9 +227,9 @@ class Gateway:
         """See the port `Observed`."""
         return latest_requests(self._histories, account, most)
 
-    def request_stories(self, account: str | None, name: str) -> list[RequestStory]:
+    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         """See the port `Observed`."""
-        return request_stories(self._histories, account, name)
+        return request_details(self._histories, account, name)
 
     async def drain(self, worker: str, then_role: str, *, leave: bool) -> None:
         """See the port `Operated`."""
@@ -248,12 +248,12 @@ class Gateway:
             raise InvalidRequest("settings", "cannot be applied: nobody supervises this gateway")
         return await self._change.apply(settings, seen)
 
-    async def what_if(self, otherwise: Otherwise) -> list[TriedRun]:
+    async def what_if(self, change: WhatIfChange) -> list[WhatIfRun]:
         """See the port `Operated`."""
         if self._what_if is None:
             problem = "needs a journal; start the cluster with `journal: {directory: FOLDER}`"
             raise InvalidRequest("what-if", problem)
-        return await self._what_if.try_otherwise(otherwise)
+        return await self._what_if.simulate(change)
 
     async def _ended(self, ask: Callable[[asyncio.Future[str]], None]) -> str:
         """What kept from being done what is asked of the machine. Raises `EngineFailed`."""

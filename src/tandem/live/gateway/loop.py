@@ -12,11 +12,11 @@ from tandem.cluster.gateway.machine import GatewayMachine
 from tandem.facts.request import FinishReason
 from tandem.live.channels.gateway_channel import MessageFromOperator
 from tandem.live.driver import Driver, EventInbox
+from tandem.live.event_log import EventLog
 from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.history import RequestHistories
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.shape_simulator import ShapeSimulator
-from tandem.live.news import News
 from tandem.messages.cluster import Drain, Register, Registered, ToWorker
 from tandem.messages.gateway import (
     AuditAsked,
@@ -165,7 +165,7 @@ class GatewayLoop:
         self._histories = histories or RequestHistories("", 0)
         self._clients = clients
         self._settled = settled
-        self.news = News()
+        self.event_log = EventLog()
         self._requests = OperatorRequests()
         # Who is to be answered at the end of this turn.
         self._asked: list[tuple[str, AskStatus | AskExplain | ReportStartFailed]] = []
@@ -240,7 +240,9 @@ class GatewayLoop:
 
     def fence(self, effect: Fence) -> None:
         logger.error("worker %s counts as dead: %s", effect.peer, effect.reason)
-        self.news.add(self._instant_ns, "lost", f"{effect.peer} counts as dead: {effect.reason}")
+        self.event_log.add(
+            self._instant_ns, "lost", f"{effect.peer} counts as dead: {effect.reason}"
+        )
         self._clients.metrics.worker_lost()
         self._channel.drop(effect.peer)
 
@@ -272,7 +274,7 @@ class GatewayLoop:
         if isinstance(effect, OperationEnded) and effect.problem:
             # Whoever asked may have gone by now.
             text = f"an operator's order was not carried out: {effect.problem}"
-            self.news.add(self._instant_ns, "failed", text)
+            self.event_log.add(self._instant_ns, "failed", text)
         if answer := self._requests.ended(effect):
             self._channel.answer(*answer)
 
@@ -286,12 +288,12 @@ class GatewayLoop:
     def plan_decided(self, effect: PlanDecided) -> None:
         if effect.decision.actions:
             logger.info("planned: %s", effect.decision.text)
-            self.news.add(self._instant_ns, "planned", effect.decision.text)
+            self.event_log.add(self._instant_ns, "planned", effect.decision.text)
 
     def configuration_taken(self, effect: ConfigurationTaken) -> None:
         logger.warning("configuration %d was applied", effect.number)
         text = f"configuration {effect.number} was applied"
-        self.news.add(self._instant_ns, "configured", text)
+        self.event_log.add(self._instant_ns, "configured", text)
         self._configured()
 
     def _perform_all(self, effects: Sequence[GatewayEffect], instant_ns: int) -> None:
@@ -325,12 +327,12 @@ class GatewayLoop:
     def _note(self, event: GatewayInput, instant_ns: int) -> None:
         if isinstance(event, PeerGone) and (member := self.machine.members.of_peer(event.peer)):
             logger.warning("worker %s is gone: %s", event.peer, event.reason)
-            self.news.add(instant_ns, "lost", f"{member.name} is gone: {event.reason}")
+            self.event_log.add(instant_ns, "lost", f"{member.name} is gone: {event.reason}")
             self._clients.metrics.worker_lost()
         elif isinstance(event, PeerGone) and self.machine.pool.nodes.of_peer(event.peer):
             logger.warning("%s of the shared pool is gone: %s", event.peer, event.reason)
             text = f"{event.peer} of the shared pool is gone: {event.reason}"
-            self.news.add(instant_ns, "lost", text)
+            self.event_log.add(instant_ns, "lost", text)
         elif isinstance(event, MessageFromWorker) and isinstance(event.message, Register):
             logger.info("worker %s presents itself", event.peer)
 
@@ -338,7 +340,7 @@ class GatewayLoop:
         member = self.machine.members.of_peer(peer)
         router = self.machine.router
         if member:
-            self.news.add(self._instant_ns, "joined", f"{member.name} joined as {member.role}")
+            self.event_log.add(self._instant_ns, "joined", f"{member.name} joined as {member.role}")
         if member and not member.indexed(router.admission.roots, router.config.block_size):
             logger.warning(
                 "worker %s keeps KV in another form than most: prompts are not routed to it by "

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from tandem.facts.fleet import Role
 from tandem.facts.kv import TierFigures
 from tandem.facts.overview import (
+    ClassSlo,
+    ClusterEvent,
     Overview,
     PlannerOverview,
-    PromisedLatency,
     QueueOverview,
-    Remark,
     TierOverview,
     WorkerOverview,
 )
@@ -25,8 +25,8 @@ def gateway_overview(
     model: str,
     status: ClusterStatus,
     requests: RequestMetrics,
-    remarks: tuple[Remark, ...],
-    promised: tuple[PromisedLatency, ...],
+    events: tuple[ClusterEvent, ...],
+    slos: tuple[ClassSlo, ...],
     *,
     queues: tuple[QueueOverview, ...],
     since_bin: int,
@@ -41,7 +41,7 @@ def gateway_overview(
         workers=tuple(_worker(each) for each in status.workers),
         tiers=tuple(_tiers(status)),
         queues=queues,
-        promised=promised,
+        slos=slos,
         bin_s=timeline.bin_ns / 1e9,
         current_bin=timeline.number_at(now_ns),
         bins=tuple(timeline.since(since_bin, now_ns)),
@@ -50,19 +50,19 @@ def gateway_overview(
         finished=status.finished_requests,
         takeovers=status.takeovers,
         recomputed_tokens=status.recomputed_tokens,
-        remarks=remarks,
+        events=events,
         planner=None if status.planning is None else _planner(status.planning),
         has_roles=True,
         routings=tuple(ROUTINGS),
     )
 
 
-def promised_latencies(slo: Slo, classes: Classes) -> tuple[PromisedLatency, ...]:
-    """What each class is promised, and what everybody else is."""
+def class_slos(slo: Slo, classes: Classes) -> tuple[ClassSlo, ...]:
+    """The SLO of each class, and that of everybody else."""
     named = [(each.name, each.slo) for each in classes.classes if not each.slo.empty]
     if not slo.empty:
         named.append(("", slo))
-    return tuple(PromisedLatency(name, each.ttft_s, each.tpot_s) for name, each in named)
+    return tuple(ClassSlo(name, each.ttft_s, each.tpot_s) for name, each in named)
 
 
 def _worker(status: WorkerStatus) -> WorkerOverview:
@@ -113,7 +113,7 @@ def _planner(planning: PlanningStatus) -> PlannerOverview:
     """The decisions of a status have no instants of their own but the last."""
     last_ns = planning.decisions[-1].instant_ns if planning.decisions else 0
     decisions = (
-        Remark(
+        ClusterEvent(
             planning.decided_ago_s + (last_ns - each.instant_ns) / 1e9,
             ", ".join(action.kind.value for action in each.actions),
             each.text,

@@ -1,5 +1,5 @@
-"""What would have happened otherwise: the last minutes of a journal in the simulator, which runs in
-a process of its own at the lowest priority."""
+"""What-if: the last minutes of a journal in the simulator, which runs in a process of its own at
+the lowest priority."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tandem.facts.errors import InvalidRequest, Overloaded, RequestFailed
-from tandem.facts.overview import Otherwise, TriedRun
+from tandem.facts.overview import WhatIfChange, WhatIfRun
 
 # The verb lies above this room, which knows it by its name alone.
 REPLAY = ("nice", "-n", "19", sys.executable, "-m", "tandem", "replay")
@@ -27,7 +27,7 @@ class WhatIf:
         self._journal = journal
         self._busy = False
 
-    async def try_otherwise(self, otherwise: Otherwise) -> list[TriedRun]:
+    async def simulate(self, change: WhatIfChange) -> list[WhatIfRun]:
         """What was recorded, the same simulated, and what would have come of the change. Raises
         `Overloaded` while another is tried, `InvalidRequest` for what cannot be, `RequestFailed`
         where it takes too long."""
@@ -36,15 +36,15 @@ class WhatIf:
         self._busy = True
         try:
             with TemporaryDirectory(prefix="tandem-what-if-") as folder:
-                return await self._tried(otherwise, Path(folder) / "figures.json")
+                return await self._simulated(change, Path(folder) / "figures.json")
         finally:
             self._busy = False
 
-    async def _tried(self, otherwise: Otherwise, figures: Path) -> list[TriedRun]:
+    async def _simulated(self, change: WhatIfChange, figures: Path) -> list[WhatIfRun]:
         process = await asyncio.create_subprocess_exec(
             *REPLAY,
             str(self._journal),
-            *_arguments(otherwise),
+            *_arguments(change),
             *("--json", str(figures), "--no-progress", "--processes", "1"),
             stdin=DEVNULL,
             stdout=DEVNULL,
@@ -64,27 +64,27 @@ class WhatIf:
             last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
             raise InvalidRequest("otherwise", last[:300] or "the simulator failed")
         runs = msgspec.json.decode(figures.read_bytes())["runs"]
-        return [_tried_run(run["label"], run["summary"]) for run in runs]
+        return [_run_of(run["label"], run["summary"]) for run in runs]
 
 
-def _arguments(otherwise: Otherwise) -> Iterator[str]:
-    yield from ("--last", f"{otherwise.last_s:g}")
-    if otherwise.routing:
-        yield from ("--routing", otherwise.routing)
-    if otherwise.admission:
-        yield from ("--admission", otherwise.admission)
-    for pool, count in otherwise.workers.items():
+def _arguments(change: WhatIfChange) -> Iterator[str]:
+    yield from ("--last", f"{change.last_s:g}")
+    if change.routing:
+        yield from ("--routing", change.routing)
+    if change.admission:
+        yield from ("--admission", change.admission)
+    for pool, count in change.workers.items():
         yield from ("--set", f"pools.{pool}.count={count}")
 
 
-def _tried_run(label: str, summary: dict[str, Any]) -> TriedRun:
+def _run_of(label: str, summary: dict[str, Any]) -> WhatIfRun:
     latencies = summary["latencies"]
 
     def percentile(latency: str, name: str) -> float | None:
         found = latencies[latency]
         return None if found is None else float(found[name])
 
-    return TriedRun(
+    return WhatIfRun(
         label=label,
         requests=summary["requests"],
         goodput_rps=summary["goodput_rps"],

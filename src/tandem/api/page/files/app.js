@@ -1,7 +1,7 @@
 // The page: what is shown follows from one state, drawn anew whenever it changes.
 import { html, nothing, render } from "./lit-html.js";
 import { clusterView } from "./cluster.js";
-import { requestsView, storyView } from "./requests.js";
+import { requestsView, detailView } from "./requests.js";
 import { keepKey, read, readKey, send } from "./server.js";
 import { tryView, Talk } from "./try.js";
 
@@ -17,7 +17,7 @@ const state = {
   before: null,
   bins: new Map(),
   lines: null,
-  stories: null,
+  details: null,
   worker: "",
   tried: null,
   planned: null,
@@ -60,7 +60,7 @@ function page() {
       ${tab === "try" ? tryView(state.talk, state.models) : nothing}
       ${tab === "cluster" ? clusterView(state, actions) : nothing}
       ${tab === "requests" && !rest.length ? requestsView(state.lines) : nothing}
-      ${tab === "requests" && rest.length ? storyView(rest.join("/"), state.stories) : nothing}
+      ${tab === "requests" && rest.length ? detailView(rest.join("/"), state.details) : nothing}
     </main>
     <p class="unseen" role="status">${state.said}</p>
     <dialog id="key" aria-labelledby="key-title">
@@ -95,7 +95,7 @@ function takeKey(event) {
   event.target.reset();
   keepKey(key);
   state.hasKey = Boolean(key);
-  Object.assign(state, { seen: null, before: null, lines: null, stories: null, problem: "" });
+  Object.assign(state, { seen: null, before: null, lines: null, details: null, problem: "" });
   state.bins.clear();
   readModels();
   look();
@@ -156,7 +156,7 @@ async function look() {
   try {
     if (tab === "cluster") await lookAtCluster();
     if (tab === "requests" && rest.length) {
-      state.stories = (await read(`tandem/requests/${rest.map(encodeURIComponent).join("/")}`)).data;
+      state.details = (await read(`tandem/requests/${rest.map(encodeURIComponent).join("/")}`)).data;
     } else if (tab === "requests") {
       state.lines = (await read("tandem/requests?limit=200")).data;
     }
@@ -183,7 +183,7 @@ async function lookAtCluster() {
 function go() {
   const route = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   state.route = route[0] in TABS ? route : ["try"];
-  Object.assign(state, { stories: null, problem: "" });
+  Object.assign(state, { details: null, problem: "" });
   document.title = `${TABS[state.route[0]]} · Tandem`;
   draw();
   look();

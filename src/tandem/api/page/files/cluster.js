@@ -23,7 +23,7 @@ export function clusterView(state, actions) {
     <div class="grid">${charts(overview, state.bins)}</div>
     <div class="grid">
       ${queues(overview, isOperator)} ${rejections(state.bins)} ${planner(overview)}
-      ${tiers(overview)} ${news(overview)}
+      ${tiers(overview)} ${recentEvents(overview)}
     </div>
     ${isOperator && overview.has_roles ? html`<div class="grid">${change(state, actions)}</div>${whatIf(state, actions)}` : nothing}`;
 }
@@ -134,7 +134,7 @@ function figures(overview, bins) {
     ["waiting", count(overview.waiting)],
     ["tokens/s", rate(sum(recent, (bin) => bin.output_tokens) / seconds_)],
     ["goodput, requests/s", rate(sum(recent, (bin) => bin.kept) / seconds_)],
-    [overview.promised.length ? "kept their SLO" : "ended well", ended ? share(sum(recent, (bin) => bin.kept) / ended) : "–"],
+    [overview.slos.length ? "kept their SLO" : "ended well", ended ? share(sum(recent, (bin) => bin.kept) / ended) : "–"],
     ["TTFT, median", seconds(median(recent, "ttft"))],
     ["TPOT, median", seconds(median(recent, "tpot"))],
     ["prompt tokens cached", prompts ? share(sum(recent, (bin) => bin.cached_tokens) / prompts) : "–"],
@@ -147,7 +147,7 @@ function figures(overview, bins) {
         ${shown.map(([name, value]) => html`<div class="stat"><b>${value}</b><span>${name}</span></div>`)}
       </div>
       <p class="note">${overview.server}, up ${age(overview.up_s)}; rates and medians of the last minute.
-        ${overview.promised.map((each) => html`<br>Promised${each.service_class ? ` to ${each.service_class}` : ""}:
+        ${overview.slos.map((each) => html`<br>SLO${each.service_class ? ` of ${each.service_class}` : ""}:
           ${each.ttft_s == null ? nothing : `TTFT ${seconds(each.ttft_s)}`}
           ${each.tpot_s == null ? nothing : `TPOT ${seconds(each.tpot_s)}`}`)}</p>
     </section>`;
@@ -176,7 +176,7 @@ function charts(overview, bins) {
   const line = (of) => found.map((bin) => (bin ? of(bin) : null));
   const perSecond = (of) => found.map((bin) => (bin ? of(bin) / overview.bin_s : 0));
   const bound = (name) =>
-    overview.promised
+    overview.slos
       .filter((each) => each[name] != null)
       .map((each) => ({
         name: `SLO ${each.service_class}`.trim(),
@@ -347,11 +347,11 @@ function tiers(overview) {
     </section>`;
 }
 
-function news({ remarks }) {
-  if (!remarks.length) return nothing;
+function recentEvents({ events }) {
+  if (!events.length) return nothing;
   return html`
-    <section class="card"><h2>News</h2>
-      <ul class="plain">${remarks
+    <section class="card"><h2>Events</h2>
+      <ul class="plain">${events
         .slice(-12)
         .toReversed()
         .map((each) => html`<li class=${each.kind === "lost" ? "bad" : ""}>${each.text}

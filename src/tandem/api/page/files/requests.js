@@ -1,4 +1,4 @@
-// The latest requests, and the story of one: where its time went, and why it went where it did.
+// The latest requests, and one in detail: where its time went, and why it went where it did.
 import { html, nothing } from "./lit-html.js";
 import { age, count, seconds, share } from "./words.js";
 
@@ -36,16 +36,16 @@ function ending({ ending: end, reason }) {
   return end === "finished" ? reason : `${end}: ${reason}`;
 }
 
-export function storyView(name, stories) {
-  if (!stories) return html`<p class="empty">Looking for ${name}…</p>`;
-  return stories.map(
-    (story) => html`
+export function detailView(name, found) {
+  if (!found) return html`<p class="empty">Looking for ${name}…</p>`;
+  return found.map(
+    (request) => html`
       <section class="card">
-        <h2>${shortened(story.line.request_id)}</h2>
-        ${head(story)} ${spans(story)}
+        <h2>${shortened(request.line.request_id)}</h2>
+        ${head(request)} ${spans(request)}
       </section>
-      ${candidates(story)}
-      <section class="card"><h2>What happened</h2>${events(story)}</section>`,
+      ${candidates(request)}
+      <section class="card"><h2>What happened</h2>${events(request)}</section>`,
   );
 }
 
@@ -87,10 +87,10 @@ function predicted({ events: happened }) {
   return routing ? { at: routing.after_s, ...routing.figures } : null;
 }
 
-function spans(story) {
-  const { end, found } = phases(story);
-  const said = predicted(story);
-  const { line } = story;
+function spans(request) {
+  const { end, found } = phases(request);
+  const said = predicted(request);
+  const { line } = request;
   const mark = said && end ? Math.min(1, (said.at + said.ttft_s) / end) : null;
   return html`
     <dl class="spans">
