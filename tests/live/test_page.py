@@ -8,6 +8,7 @@ import pytest
 
 from tandem.api.app import build_app
 from tandem.api.config import ApiConfig, KeyFile
+from tandem.api.page import observed
 from tandem.api.page.files import PAGE_PATHS
 from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
@@ -178,6 +179,13 @@ async def test_operators_drain_and_flip_workers(tmp_path):
         nobody = await order("nobody/undrain", None)
         assert nobody.status_code == 404
         assert "no worker is called 'nobody'; there are" in nobody.json()["error"]["message"]
+
+
+async def test_a_call_does_not_wait_for_a_worker_that_has_much_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(observed, "PATIENCE_S", 0.0)
+    async with observed_cluster(tmp_path, *split()) as (_, client):
+        answer = await client.post("/tandem/workers/d/drain", json={}, headers=bearer(OPERATOR))
+        assert answer.json() == {"status": "draining"}
 
 
 async def test_a_server_alone_is_one_worker(tmp_path):
