@@ -25,6 +25,20 @@ inline Floats exp2_of(Floats x) {
   return select(underflow, Floats{}, (Floats)((Ints)value + exponent));
 }
 
+// 2^x for x <= 127, next to zero below -126; relative error below 1e-4.
+inline Floats rough_exp2_of(Floats x) {
+  const Floats shifter = splat(12582912.0f);
+  const Floats bounded = maximum(x, splat(-126.0f));
+  const Floats shifted = bounded + shifter;
+  const Floats part = bounded - (shifted - shifter);
+  Floats value = splat(0.05517144f);
+  value = multiply_add(value, part, splat(0.24261081f));
+  value = multiply_add(value, part, splat(0.69326099f));
+  value = multiply_add(value, part, splat(0.99992809f));
+  // The shifter's own low bits are zero.
+  return (Floats)((Ints)value + ((Ints)shifted << 23));
+}
+
 inline Floats exp_of(Floats x) { return exp2_of(x * kLog2e); }
 
 inline Floats silu(Floats x) {

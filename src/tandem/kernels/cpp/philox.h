@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon et al., SC 2011) on one counter and on kLanes consecutive ones.
+// Philox4x32-10 (Salmon et al., SC 2011) on one counter and on kLanes / 2 at once.
 #pragma once
 
 #include "vectors.h"
@@ -17,6 +17,8 @@ inline Longs multiply_low(Longs a, uint32_t b) {
   return (Longs)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
 #elif defined(__AVX2__)
   return (Longs)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
+#elif defined(__aarch64__)
+  return (Longs)vmull_u32(vmovn_u64((uint64x2_t)a), vdup_n_u32(b));
 #else
   return (a & 0xffffffffull) * (uint64_t)b;
 #endif
@@ -27,23 +29,37 @@ inline void multiply_wide(uint32_t a, uint32_t b, uint32_t* high, uint32_t* low)
   *high = (uint32_t)(product >> 32), *low = (uint32_t)product;
 }
 
-inline void multiply_wide(Words a, uint32_t b, Words* high, Words* low) {
-  const Longs even = multiply_low((Longs)a, b), odd = multiply_low((Longs)a >> 32, b);
-  *low = (Words)((even & 0xffffffffull) | (odd << 32));
-  *high = (Words)((even >> 32) | (odd & 0xffffffff00000000ull));
+// A word is the low half of its lane: what stands above it never reaches another word's low half.
+inline void multiply_wide(Longs a, uint32_t b, Longs* high, Longs* low) {
+  *low = multiply_low(a, b), *high = *low >> 32;
 }
 
-// W is uint32_t or Words; the four counter words become the four output words.
+// A key in each round. In memory: vectors of them are operands there, and cost a broadcast each
+// otherwise.
 template <class W>
-inline void philox(W (&word)[4], uint32_t key_0, uint32_t key_1) {
-  for (int round = 0; round < kRounds; ++round) {
-    W high_0, low_0, high_1, low_1;
-    multiply_wide(word[0], kMultiplier0, &high_0, &low_0);
-    multiply_wide(word[2], kMultiplier1, &high_1, &low_1);
-    word[0] = high_1 ^ word[1] ^ key_0, word[1] = low_1;
-    word[2] = high_0 ^ word[3] ^ key_1, word[3] = low_0;
-    key_0 += kWeyl0, key_1 += kWeyl1;
+struct KeySchedule {
+  W words[kRounds][2];
+
+  KeySchedule(uint32_t key_0, uint32_t key_1) {
+    for (auto& round : words) {
+      round[0] = W{} + key_0, round[1] = W{} + key_1;
+      key_0 += kWeyl0, key_1 += kWeyl1;
+    }
   }
+};
+
+// W is uint32_t or Longs; the four words of each counter become its four output words. Several
+// counters at a time wait for their products together.
+template <class W, int Counters>
+inline void philox(W (&word)[Counters][4], const KeySchedule<W>& keys) {
+  for (const auto& key : keys.words)
+    for (auto& w : word) {
+      W high_0, low_0, high_1, low_1;
+      multiply_wide(w[0], kMultiplier0, &high_0, &low_0);
+      multiply_wide(w[2], kMultiplier1, &high_1, &low_1);
+      w[0] = high_1 ^ w[1] ^ key[0], w[1] = low_1;
+      w[2] = high_0 ^ w[3] ^ key[1], w[3] = low_0;
+    }
 }
 
 }  // namespace tandem

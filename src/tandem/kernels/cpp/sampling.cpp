@@ -1,7 +1,7 @@
 // Draws tokens by Gumbel noise from a counter, and scores given tokens; a row is one thread's work.
 // Filters keep an interval of (t descending, id ascending), so they reduce to two tokens.
-// Noise is bounded: what lies 20.3 below the maximum cannot win, and of the rest only tokens whose
-// cheap upper bound reaches the best score so far get their exact score in double.
+// Noise is bounded: what lies 17.4 below the best score so far cannot win and gets none, and of the
+// rest only tokens whose cheap upper bound reaches that score get their exact one, in double.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,7 +17,7 @@ using namespace tandem;
 
 namespace {
 
-constexpr float kNoiseSpan = 20.3f;
+constexpr float kNoiseSpan = 20.3f, kNoiseMost = 17.4f;
 constexpr size_t kShortList = 1024;
 constexpr int64_t kNoToken = -1;
 // The last word of a counter.
@@ -43,13 +43,19 @@ bool any(Ints mask) {
 #endif
 }
 
-// Lanes past the end of the row are minus infinity.
-Floats load_logits(const Row& row, int64_t first) {
-  if (first + kLanes <= row.vocabulary) return load(row.logits + first);
-  float lanes[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane)
-    lanes[lane] = first + lane < row.vocabulary ? row.logits[first + lane] : kMinusInfinity;
-  return load(lanes);
+constexpr int64_t kStretch = 4 * kLanes;
+
+// Calls take(first, logits of kStretch tokens) from the row's start on; behind its end they are
+// minus infinity.
+template <class Take>
+inline void for_each_stretch(const Row& row, Take take) {
+  int64_t first = 0;
+  for (; first + kStretch <= row.vocabulary; first += kStretch) take(first, row.logits + first);
+  if (first == row.vocabulary) return;
+  float last[kStretch];
+  std::fill_n(last, kStretch, kMinusInfinity);
+  std::copy(row.logits + first, row.logits + row.vocabulary, last);
+  take(first, last);
 }
 
 bool holds_nan(const Row& row) {
@@ -63,14 +69,12 @@ bool holds_nan(const Row& row) {
 float largest(const Row& row) {
   Floats peaks[4], sums[4] = {};
   for (Floats& peak : peaks) peak = splat(kMinusInfinity);
-  const auto take = [&](int v, Floats logits) {
-    sums[v] += logits;
-    peaks[v] = maximum(logits, peaks[v]);
-  };
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= row.vocabulary; i += 4 * kLanes)
-    for (int v = 0; v < 4; ++v) take(v, load(row.logits + i + v * kLanes));
-  for (int v = 0; i < row.vocabulary; i += kLanes, ++v) take(v, load_logits(row, i));
+  for_each_stretch(row, [&](int64_t, const float* stretch) {
+    for (int v = 0; v < 4; ++v) {
+      const Floats logits = load(stretch + v * kLanes);
+      sums[v] += logits, peaks[v] = maximum(logits, peaks[v]);
+    }
+  });
   const Floats sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   if (any(sum != sum) && holds_nan(row)) return std::numeric_limits<float>::quiet_NaN();
   return max_of(maximum(maximum(peaks[0], peaks[1]), maximum(peaks[2], peaks[3])));
@@ -97,11 +101,12 @@ int64_t first_of(const Row& row, float t_max) {
   return 0;
 }
 
-// -log(-log(u)) <= -log(1 - u); the latter is bounded by a chord of log2 in each octave.
+// -log(-log(u)) <= -log(1 - u); the latter is bounded by a chord of log2 in each octave, which the
+// bits of a float are.
 Floats noise_bound(Words word) {
-  const Floats rest = __builtin_convertvector((Ints)(~word >> 8), Floats) + 0.5f;
-  const Floats log2_low = __builtin_convertvector((Ints)rest - 0x3f800000, Floats) * 0x1p-23f;
-  return (24.0f - log2_low) * 0.693148f;
+  const Floats rest = __builtin_convertvector((Ints)(~word >> 8), Floats);
+  const Floats bits = __builtin_convertvector((Ints)rest, Floats);
+  return multiply_add(bits, splat(-0.693148f * 0x1p-23f), splat((24.0f + 127.0f) * 0.693148f));
 }
 
 double noise(uint32_t word) {
@@ -120,103 +125,128 @@ struct Winner {
   float hurdle() const { return (float)(score - 1e-3 - 1e-6 * std::fabs(score)); }
 };
 
-template <int... Lane>
-Words interleave(Words a, Words b, int half, std::integer_sequence<int, Lane...>) {
-  const Words low = __builtin_shufflevector(a, b, (Lane % 2 * kLanes + Lane / 2)...);
-  const Words high =
-      __builtin_shufflevector(a, b, (Lane % 2 * kLanes + kLanes / 2 + Lane / 2)...);
-  return half ? high : low;
-}
-
-template <int... Lane>
-Words interleave_pairs(Words a, Words b, int half, std::integer_sequence<int, Lane...>) {
-  const Words low =
-      __builtin_shufflevector(a, b, (Lane / 2 % 2 * kLanes + Lane / 4 * 2 + Lane % 2)...);
-  const Words high = __builtin_shufflevector(
-      a, b, (Lane / 2 % 2 * kLanes + kLanes / 2 + Lane / 4 * 2 + Lane % 2)...);
-  return half ? high : low;
-}
-
-// The words of 4 * kLanes tokens from `first` on, in token order.
-void words_of(const Row& row, int64_t first, Words (&words)[4]) {
-  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
-  Words quads{};
-  for (int lane = 0; lane < kLanes; ++lane) quads[lane] = (uint32_t)(first / 4) + lane;
-  Words counter[4] = {quads, Words{} + row.place[0], Words{} + row.place[1],
-                      Words{} + kNoiseStream};
-  philox(counter, row.key[0], row.key[1]);
+// The words of a stretch of tokens from `first` on, in their order. A lane computes four of them,
+// and two lanes side by side those of tokens that lie kLanes apart.
+template <int... Pair>
+inline void words_of(const Row& row, const KeySchedule<Longs>& keys, int64_t first,
+                     std::integer_sequence<int, Pair...>, Words (&words)[4]) {
+  constexpr Longs lanes{(Pair / 2 + Pair % 2 * kLanes / 4)...};
+  constexpr uint64_t low = 0xffffffff;
+  Longs word[2][4];
   for (int half = 0; half < 2; ++half) {
-    const Words ab = interleave(counter[0], counter[1], half, lanes);
-    const Words cd = interleave(counter[2], counter[3], half, lanes);
-    words[2 * half] = interleave_pairs(ab, cd, 0, lanes);
-    words[2 * half + 1] = interleave_pairs(ab, cd, 1, lanes);
+    word[half][0] = lanes + (uint64_t)(first / 4 + half * kLanes / 2);
+    word[half][1] = Longs{} + row.place[0], word[half][2] = Longs{} + row.place[1];
+    word[half][3] = Longs{} + kNoiseStream;
+  }
+  philox(word, keys);
+  for (int half = 0; half < 2; ++half) {
+    const Longs front = (word[half][0] & low) | (word[half][1] << 32);
+    const Longs back = (word[half][2] & low) | (word[half][3] << 32);
+    words[2 * half] =
+        (Words)__builtin_shufflevector(front, back, (Pair / 2 * 2 + Pair % 2 * kLanes / 2)...);
+    words[2 * half + 1] =
+        (Words)__builtin_shufflevector(front, back, (Pair / 2 * 2 + 1 + Pair % 2 * kLanes / 2)...);
   }
 }
 
-// The winner among all tokens of an interval, whose largest is about `t_top`.
-Winner draw_from_all(const Row& row, float t_top, const Interval& kept) {
-  const Floats lowest = splat(std::max(kept.last.t, t_top - kNoiseSpan));
-  const Floats highest = splat(kept.first.t);
+// A logit below which none reaches `t` when it is tempered, however the division rounds.
+float logit_floor(const Row& row, float t) {
+  const float logit = t * row.temperature;
+  return logit - std::fabs(logit) * 0x1p-20f - 1e-30f;
+}
+
+bool any_from(float logit_floor, const float* logits) {
+  const Floats most = maximum(maximum(load(logits), load(logits + kLanes)),
+                              maximum(load(logits + 2 * kLanes), load(logits + 3 * kLanes)));
+  return any(most >= splat(logit_floor));
+}
+
+// About the mass of what is added, in units of the largest token's: floats are right to a
+// ten-thousandth.
+class Mass {
+ public:
+  explicit Mass(float t_max) : t_max_(splat(t_max)) {}
+
+  void add(Floats t, Ints which) {
+    sum_ += select(which, rough_exp2_of((t - t_max_) * kLog2e), Floats{});
+  }
+  // From time to time, so that small masses are not lost beside a large sum.
+  void settle() { total_ += sum_of(sum_), sum_ = Floats{}; }
+  double total() const { return total_ + sum_of(sum_); }
+
+ private:
+  Floats t_max_, sum_{};
+  double total_ = 0.0;
+};
+constexpr double kMassError = 1e-3;
+constexpr int64_t kSettledTokens = 64 * kStretch;
+
+// The winner among all tokens of an interval; the mass of all from `lowest` up is added to `mass`
+// where that is given.
+Winner draw_from_all(const Row& row, const Interval& kept, Mass* mass = nullptr,
+                     float lowest = kMinusInfinity) {
+  constexpr auto pairs = std::make_integer_sequence<int, kLanes / 2>{};
+  const KeySchedule<Longs> keys(row.key[0], row.key[1]);
   const Floats temperature = splat(row.temperature);
   Winner winner;
-  for (int64_t first = 0; first < row.vocabulary; first += 4 * kLanes) {
+  float hurdle = winner.hurdle(), floor = logit_floor(row, kept.last.t);
+  for_each_stretch(row, [&](int64_t first, const float* logits) {
+    const bool may_win = any_from(floor, logits);
+    if (!may_win && !mass) return;
     Floats t[4];
-    Ints wanted{};
-    for (int v = 0; v < 4; ++v) {
-      t[v] = load_logits(row, first + v * kLanes) / temperature;
-      wanted |= (t[v] >= lowest) & (t[v] <= highest);
+    for (int v = 0; v < 4; ++v) t[v] = load(logits + v * kLanes) / temperature;
+    if (mass) {
+      if (first % kSettledTokens == 0) mass->settle();
+      for (int v = 0; v < 4; ++v) mass->add(t[v], t[v] >= splat(lowest));
+      if (!may_win) return;
     }
-    if (!any(wanted)) continue;
     Words words[4];
-    words_of(row, first, words);
-    for (int v = 0; v < 4; ++v) {
-      const Ints close =
-          (t[v] >= lowest) & (t[v] <= highest) &
-          (t[v] + noise_bound(words[v]) >= splat(winner.hurdle()));
-      if (!any(close)) continue;
+    words_of(row, keys, first, pairs, words);
+    Ints close[4];
+    for (int v = 0; v < 4; ++v) close[v] = t[v] + noise_bound(words[v]) >= splat(hurdle);
+    if (!any((close[0] | close[1]) | (close[2] | close[3]))) return;
+    for (int v = 0; v < 4; ++v)
       for (int lane = 0; lane < kLanes; ++lane) {
         const Candidate candidate{t[v][lane], (int32_t)(first + v * kLanes + lane)};
-        if (close[lane] && kept.holds(candidate))
+        if (close[v][lane] && kept.holds(candidate))
           winner.offer(candidate.t, words[v][lane], candidate.id);
       }
-    }
-  }
+    hurdle = winner.hurdle();
+    floor = logit_floor(row, std::max(kept.last.t, hurdle - kNoiseMost));
+  });
   return winner;
+}
+
+// The word of a counter that starts with `first`, of those that differ in their place.
+uint32_t word_of(const Row& row, uint32_t first, uint32_t stream, int place) {
+  uint32_t word[1][4] = {{first, row.place[0], row.place[1], stream}};
+  philox(word, KeySchedule<uint32_t>(row.key[0], row.key[1]));
+  return word[0][place];
 }
 
 Winner draw_from_list(const Row& row, float t_top, const std::vector<Candidate>& list) {
   Winner winner;
-  for (const Candidate& candidate : list) {
-    if (candidate.t < t_top - kNoiseSpan) continue;
-    uint32_t word[4] = {(uint32_t)candidate.id / 4, row.place[0], row.place[1], kNoiseStream};
-    philox(word, row.key[0], row.key[1]);
-    winner.offer(candidate.t, word[candidate.id % 4], candidate.id);
-  }
+  for (const auto& [t, id] : list)
+    if (t >= t_top - kNoiseSpan)
+      winner.offer(t, word_of(row, (uint32_t)id / 4, kNoiseStream, id % 4), id);
   return winner;
 }
 
-// Of all mass from `lowest` up, in units of the largest token's, and of what comes before a token.
-// In floats: right to a ten-thousandth.
-struct Shares {
-  double ahead = 0.0, total = 0.0;
-};
-constexpr double kShareError = 1e-3;
-
-Shares shares_of(const Row& row, float t_max, float lowest, const Candidate& of) {
-  constexpr int64_t stretch = 4096;
-  const Floats temperature = splat(row.temperature), own = splat(of.t), most = splat(t_max);
-  Shares shares;
-  for (int64_t i = 0; i < row.vocabulary; i += stretch) {
-    Floats total{}, ahead{};
-    for (int64_t j = i; j < std::min(i + stretch, row.vocabulary); j += kLanes) {
-      const Floats t = load_logits(row, j) / temperature;
-      const Floats mass = select(t >= splat(lowest), exp_of(t - most), Floats{});
-      total += mass;
-      ahead += select((t > own) | ((t == own) & first_lanes(of.id - j)), mass, Floats{});
+// The mass of all tokens down to `last`.
+double mass_down_to(const Row& row, float t_max, const Candidate& last) {
+  const Floats temperature = splat(row.temperature), own = splat(last.t);
+  const float floor = logit_floor(row, last.t);
+  Mass mass(t_max);
+  for_each_stretch(row, [&](int64_t first, const float* logits) {
+    if (first % kSettledTokens == 0) mass.settle();
+    if (!any_from(floor, logits)) return;
+    for (int v = 0; v < 4; ++v) {
+      const int64_t left = last.id + 1 - first - v * kLanes;
+      const Floats t = load(logits + v * kLanes) / temperature;
+      mass.add(t, (t > own) | ((t == own) & first_lanes(std::min<int64_t>(left, kLanes))));
     }
-    shares.total += sum_of(total), shares.ahead += sum_of(ahead);
-  }
-  return shares;
+  });
+  return mass.total();
 }
 
 // What is drawn from a nucleus among the tokens of `kept`, where that is soon beyond doubt. Whoever
@@ -224,16 +254,15 @@ Shares shares_of(const Row& row, float t_max, float lowest, const Candidate& of)
 // not, neither is any token behind it.
 bool draw_from_nucleus(const Row& row, float t_max, Interval kept, float top_p, Winner* winner) {
   constexpr int tries = 4;
-  const float lowest = std::max(kept.last.t, t_max - kMassSpan);
+  Mass all(t_max);
+  *winner = draw_from_all(row, kept, &all, std::max(kept.last.t, t_max - kMassSpan));
+  const double doubt = kMassError * all.total();
   for (int i = 0; i < tries; ++i) {
-    *winner = draw_from_all(row, t_max, kept);
-    const Candidate found{row.logits[winner->id] / row.temperature, (int32_t)winner->id};
-    const Shares shares = shares_of(row, t_max, lowest, found);
-    const double over = shares.ahead - (double)top_p * shares.total;
-    const double doubt = kShareError * shares.total;
+    kept.last = {row.logits[winner->id] / row.temperature, (int32_t)winner->id - 1};
+    const double over = mass_down_to(row, t_max, kept.last) - (double)top_p * all.total();
     if (over < -doubt) return true;
     if (over < doubt) return false;
-    kept.last = {found.t, found.id - 1};
+    *winner = draw_from_all(row, kept);
   }
   return false;
 }
@@ -250,30 +279,32 @@ void gather(const Row& row, float lowest, size_t most, std::vector<Candidate>* l
   const size_t room = most > SIZE_MAX / 8 ? SIZE_MAX : 4 * most + kShortList;
   const Floats temperature = splat(row.temperature);
   size_t count = 0;
-  for (int64_t i = 0; i < row.vocabulary; i += kLanes) {
-    const Floats t = load_logits(row, i) / temperature;
-    if (!any(t >= splat(lowest))) continue;
-    if (list->size() < count + kLanes) list->resize(2 * count + kShortList);
-    Candidate* next = list->data();
-    // Every lane is written, but only a wanted one moves on.
-    for (int lane = 0; lane < kLanes; ++lane) {
-      next[count] = {t[lane], (int32_t)(i + lane)};
-      count += t[lane] >= lowest && i + lane < row.vocabulary;
+  for_each_stretch(row, [&](int64_t first, const float* logits) {
+    for (int v = 0; v < 4; ++v) {
+      const int64_t i = first + v * kLanes;
+      const Floats t = load(logits + v * kLanes) / temperature;
+      if (!any(t >= splat(lowest))) continue;
+      if (list->size() < count + kLanes) list->resize(2 * count + kShortList);
+      Candidate* next = list->data();
+      // Every lane is written, but only a wanted one moves on.
+      for (int lane = 0; lane < kLanes; ++lane) {
+        next[count] = {t[lane], (int32_t)(i + lane)};
+        count += t[lane] >= lowest && i + lane < row.vocabulary;
+      }
+      if (count < room) continue;
+      list->resize(count);
+      keep_first(most, list);
+      count = most, lowest = (*list)[most - 1].t;
     }
-    if (count < room) continue;
-    list->resize(count);
-    keep_first(most, list);
-    count = most, lowest = (*list)[most - 1].t;
-  }
+  });
   list->resize(count);
   keep_first(most, list);
 }
 
 // Whether the row's coin, which no token's noise depends on, falls below `probability`.
 bool coin_falls(const Row& row, float probability) {
-  uint32_t word[4] = {0, row.place[0], row.place[1], kCoinStream};
-  philox(word, row.key[0], row.key[1]);
-  return ((double)(word[0] >> 8) + 0.5) * 0x1p-24 < (double)probability;
+  const uint32_t word = word_of(row, 0, kCoinStream, 0);
+  return ((double)(word >> 8) + 0.5) * 0x1p-24 < (double)probability;
 }
 
 struct Filters {
@@ -291,7 +322,7 @@ Winner draw(const Row& row, float peak, const Filters& filters, std::vector<Cand
   const bool top_k = filters.top_k > 0 && filters.top_k < row.vocabulary;
   const bool top_p = filters.top_p < 1.0f;
   const bool late = filters.typical_p < 1.0f || filters.excluded_share <= 1.0f;
-  if (!top_k && !top_p && !late) return draw_from_all(row, t_max, kept);
+  if (!top_k && !top_p && !late) return draw_from_all(row, kept);
   if (!top_k && !late) {
     Winner winner;
     if (draw_from_nucleus(row, t_max, kept, filters.top_p, &winner)) return winner;
@@ -309,19 +340,17 @@ Winner draw(const Row& row, float peak, const Filters& filters, std::vector<Cand
   if (late) kept.first = *std::min_element(list->begin(), list->end(), before);
   const float t_top = late ? kept.first.t : t_max;
   return list->size() <= kShortList ? draw_from_list(row, t_top, *list)
-                                    : draw_from_all(row, t_top, kept);
+                                    : draw_from_all(row, kept);
 }
 
 double exp_sum(const Row& row, float peak) {
-  constexpr int64_t stretch = 4096;
   double total = 0.0;
-  for (int64_t i = 0; i < row.vocabulary; i += stretch) {
-    Floats sums{};
-    for (int64_t j = i; j < std::min(i + stretch, row.vocabulary); j += kLanes)
-      sums += exp_of(load_logits(row, j) - splat(peak));
-    total += sum_of(sums);
-  }
-  return total;
+  Floats sum{};
+  for_each_stretch(row, [&](int64_t first, const float* logits) {
+    if (first % 4096 == 0) total += sum_of(sum), sum = Floats{};
+    for (int v = 0; v < 4; ++v) sum += exp_of(load(logits + v * kLanes) - splat(peak));
+  });
+  return total + sum_of(sum);
 }
 
 int64_t rank_of(const Row& row, int64_t token) {

@@ -162,7 +162,16 @@ inline Floats select(Ints mask, Floats yes, Floats no) {
   return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
 }
 
-inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
+// Where either is NaN, b.
+inline Floats maximum(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return select(a > b, a, b);
+#endif
+}
 inline Floats magnitude(Floats value) { return (Floats)((Words)value & 0x7fffffffu); }
 
 // To the nearest whole number, halves to the even one.
