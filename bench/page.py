@@ -33,6 +33,7 @@ from tandem.facts.serving import Generator, ModelCard
 from tandem.live.gateway.overview import gateway_overview
 from tandem.messages.gateway import ClusterStatus
 from tandem.observe.cluster_metrics import GatewayMetrics
+from tandem.observe.timeline import added_up
 from tandem.text.model import TextModel
 
 POLL_S = 2.0
@@ -79,24 +80,26 @@ class ScriptedGateway:
             counted.output_tokens += 9_000
             counted.reject("admission")
 
-    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+    async def overview(self, account: str | None, since_bin: int = 0) -> Overview:
         del account
-        return gateway_overview(
+        timeline = self._metrics.requests.timeline
+        seen = gateway_overview(
             "tiny",
             self._status,
-            self._metrics.requests,
+            timeline,
             (),
             (),
             queues=(),
-            since_bin=since_bin,
             now_ns=self._now_ns,
         )
+        bins = added_up(timeline.since(since_bin, self._now_ns), ())
+        return msgspec.structs.replace(seen, bins=tuple(bins))
 
-    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+    async def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
         del account, most
         return []
 
-    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
+    async def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         del account, name
         return []
 
@@ -178,7 +181,7 @@ def main(
     repetitions: Annotated[int, typer.Option(min=2)] = 20,
 ) -> None:
     gateway = ScriptedGateway(workers)
-    newest = gateway.overview(None).current_bin
+    newest = asyncio.run(gateway.overview(None)).current_bin
     with serving(gateway) as url:
         first, first_bytes = looks(url, "", repetitions)
         later, later_bytes = looks(url, f"?since={newest - 1}", repetitions)

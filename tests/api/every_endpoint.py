@@ -66,7 +66,7 @@ class RoomyGenerator(ScriptedGenerator):
     def card(self):
         return replace(super().card, context_tokens=CONTEXT_TOKENS)
 
-    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+    async def overview(self, account: str | None, since_bin: int = 0) -> Overview:
         worker = WorkerOverview(
             worker="w0",
             role="both",
@@ -97,10 +97,10 @@ class RoomyGenerator(ScriptedGenerator):
             has_roles=True,
         )
 
-    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+    async def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
         return [self._detail().line][:most]
 
-    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
+    async def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         return [self._detail()] if name == "r" else []
 
     def _detail(self) -> RequestDetail:

@@ -13,12 +13,15 @@ from tandem.facts.request import FinishReason, Request
 from tandem.messages.checks import BadMessage
 from tandem.messages.codec import TO_WORKER
 from tandem.messages.gateway import MessageFromWorker, SendToWorker
+from tandem.messages.node import GatewayConnected, SendToGateway
 from tandem.messages.router import Reject, RequestSubmitted, RequestWithdrawn
 from tandem.messages.sharing import (
     MOST_ACCOUNTS,
     MOST_PROMPTS,
     AccountTotals,
     GatewayUse,
+    RelayedFromGateway,
+    RelayToGateway,
     RoutedPrompt,
     ShareUse,
     UseShared,
@@ -326,6 +329,17 @@ def test_a_worker_relays_to_the_other_gateways_that_know_it():
     assert sent_to(effects, "g1") == []
     for name in ("g0", "g2"):
         assert sent_to(effects, name) == [UseShared("w", use)]
+
+
+def test_a_worker_relays_to_the_gateway_that_is_named():
+    node = NodeUnderTest()
+    for channel, name in (("tcp://one", "g0"), ("tcp://two", "g1"), ("tcp://three", "g2")):
+        node.handle(GatewayConnected(channel))
+        node.receive(channel, structs.replace(TERMS, gateway=name))
+    effects = node.receive("tcp://two", RelayToGateway("g2", b"what only gateways read"))
+    relayed = RelayedFromGateway("w", "g1", b"what only gateways read")
+    assert of_kind(effects, SendToGateway) == [SendToGateway("tcp://three", relayed)]
+    assert node.receive("tcp://two", RelayToGateway("nobody", b"")) == []
 
 
 def test_messages_are_bounded():

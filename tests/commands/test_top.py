@@ -1,5 +1,6 @@
 """`tandem top`: everything that an overview says, in 80 columns."""
 
+import msgspec
 from rich.console import Console
 
 from tandem.commands.top_screen import spark_line, top_screen
@@ -68,6 +69,15 @@ def shown(seen: Overview, before: Overview | None = None) -> str:
     with console.capture() as capture:
         console.print(top_screen(seen, before))
     return capture.get()
+
+
+def test_a_gateway_that_did_not_answer_is_named_and_rates_wait_for_it():
+    whole = overview()
+    part = msgspec.structs.replace(overview(102.0, 1500), server="gateway-1", silent=("gateway-0",))
+    text = shown(part, whole)
+    assert "gateway-0 did not answer" in text
+    rates = [line.split()[5] for line in text.splitlines() if line.startswith("prefill-0")]
+    assert rates == ["-"]
 
 
 def test_everything_is_there_and_fits():

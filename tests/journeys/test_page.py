@@ -2,6 +2,7 @@
 operator drains a worker. With TANDEM_PICTURES=FOLDER pictures of it are kept."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,23 @@ def ask(browser: Browser, question: str) -> None:
     browser.one(".turn:last-child .note", "Where did the time go?")
 
 
+def look_at_the_prompt(browser: Browser) -> None:
+    """Of the last question, whose beginning was cached: as many tokens are marked as it says."""
+    summary = browser.one(".turn:last-child .prompt summary")
+    tokens, cached = (int(each) for each in re.findall(r"[0-9]+", summary.text))
+    assert 0 < cached < tokens
+    assert not browser.all(".turn:last-child .tokens")
+    summary.send_keys(Keys.ENTER)
+    shown = browser.one(".turn:last-child .tokens")
+    texts = [each.get_attribute("textContent") for each in browser.all(".tokens .token")]
+    assert len(texts) == tokens
+    assert len(browser.all(".tokens mark .token")) == cached
+    # As it was templated, with what was said before.
+    said = "".join(texts)
+    assert said.index("Tell me a story about a cat.") < said.index("And then?")
+    assert "From the cache:" in shown.get_attribute("textContent")
+
+
 def test_an_answer_streams_and_its_story_is_a_click_away(running):
     up, browser = running
     browser.open(f"{up.url}/")
@@ -67,6 +85,7 @@ def test_an_answer_streams_and_its_story_is_a_click_away(running):
     told = browser.one(".turn:last-child .note").text
     # The second question goes on from the first answer.
     assert "of it cached" in told
+    look_at_the_prompt(browser)
     shared = browser.one("details pre", "curl").get_attribute("textContent")
     assert "And then?" in shared
     assert browser.nameless() == []
@@ -106,13 +125,14 @@ def test_the_cluster_is_seen_and_changed_by_its_operator(running):
     keep_pictures(browser, "cluster")
     form = browser.one("form[class=row]", "Simulate")
     form.find_element("css selector", "select").send_keys("round-robin")
+    form.find_element("css selector", "textarea").send_keys("slo.tpot=50ms")
     browser.one("button", "Simulate").click()
     browser.one("td", "round-robin")
     labels = [
         row.text.split()[0] for row in browser.all("section[aria-labelledby=what-if] tbody tr")
     ]
-    assert labels == ["recorded", "cost", "round-robin"]
-    browser.one("textarea[name=settings]").send_keys("slo.ttft=3s")
+    assert labels == ["recorded", "unchanged", "cost", "round-robin"]
+    browser.one("section[aria-labelledby=change] textarea").send_keys("slo.ttft=3s")
     browser.one("button", "Show what changes").click()
     browser.one("section[aria-labelledby=change] td", "slo.ttft")
     browser.one("button", "Apply").click()

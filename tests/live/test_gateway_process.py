@@ -101,17 +101,19 @@ def probe(address: tuple[str, int], path: str) -> bytes:
 
 async def test_gateways_share_a_port_serve_and_end_orderly(tmp_path):
     worker = ToyWorker("w0", export=OF_MINI)
-    first = setup_in(tmp_path)
+    cluster = replace(cluster_of_one(health=HEALTH), block_size=16, gateways=2)
+    first = setup_in(tmp_path, cluster=cluster)
     with process(first) as one:
         here = await listening(first, one)
         port = int(here.url.rpartition(":")[2])
-        second = setup_in(tmp_path, "g1", options=ServeOptions(port=port))
+        second = setup_in(tmp_path, "g1", options=ServeOptions(port=port), cluster=cluster)
         with process(second) as two:
             there = await listening(second, two)
             assert there.url == here.url
             assert there.endpoint != here.endpoint
             assert (here.pid, there.pid) == (one.pid, two.pid)
             await serve_both(worker, here, there)
+            await see_both(here.url)
             # An answer under way goes on after the first signal, to its end.
             worker.engine.gate.clear()
             under_way = asyncio.create_task(asyncio.to_thread(complete, here.url, max_tokens=5))
@@ -141,6 +143,38 @@ async def serve_both(worker: ToyWorker, *gateways: GatewayListening) -> None:
         got = json.loads(reply)["choices"][0]["token_ids"]
         sampling = SamplingParameters(temperature=0, seed=seed, max_tokens=9)
         assert got == answer((1, 2, 3), sampling, CONTEXT_TOKENS)
+
+
+async def see_both(url: str) -> None:
+    """Whichever gateway a look reaches, it shows what both have done."""
+    shown: set[str] = set()
+    while True:
+        seen = json.loads(await asyncio.to_thread(fetched, f"{url}/tandem/overview"))["overview"]
+        if seen["server"] == "g0, g1":
+            break
+    assert seen["finished"] == 8
+    assert sum(each["kept"] for each in seen["bins"]) == 8
+    assert sum(each["output_tokens"] for each in seen["bins"]) == 72
+    assert sum(each["ttft"]["count"] for each in seen["bins"] if each["ttft"]) == 8
+    (worker,) = seen["workers"]
+    assert (worker["prompts"], worker["output_tokens"]) == (8, 72)
+    # Each gateway has seen it join.
+    assert [each["text"] for each in seen["events"]] == ["w0 joined as both"]
+    lines = json.loads(await asyncio.to_thread(fetched, f"{url}/tandem/requests"))["data"]
+    assert len(lines) == 8
+    for line in lines:
+        request_id = line["request_id"]
+        shown.add(request_id.partition(".")[0])
+        path = f"{url}/tandem/requests/{request_id}"
+        (detail,) = json.loads(await asyncio.to_thread(fetched, path))["data"]
+        assert detail["line"]["ending"] == "finished"
+    assert shown <= {"g0", "g1"}
+
+
+def fetched(url: str) -> bytes:
+    # Each call has a connection of its own, so that both gateways get some.
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+        return reply.read()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the page reads of a gateway and of a server alone, who sees what, and what operators do."""
 
+import asyncio
 import re
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ from tandem.api.page.files import PAGE_PATHS
 from tandem.facts.fleet import Role
 from tandem.facts.serving import Caller
 from tandem.facts.slo import Slo
+from tandem.live.gateway.gateway import Gateway
 from tests.api.every_endpoint import text_of
 from tests.live.toy_cluster import (
     GatedLedger,
@@ -42,13 +44,14 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def app_over(generator, folder, operated=None, *, keys: bool = True):
+    observed = generator.observation if isinstance(generator, Gateway) else generator
     (folder / "operators").write_text(OPERATOR)
     config = ApiConfig(
         tenants={CLIENT: "acme", OTHER: "hobby"} if keys else {},
         operator_key_files=(KeyFile(str(folder / "operators")),),
     )
     text = text_of(folder)
-    return build_app(generator, text, config, observed=generator, operated=operated)
+    return build_app(generator, text, config, observed=observed, operated=operated)
 
 
 @asynccontextmanager
@@ -186,6 +189,35 @@ async def test_a_call_does_not_wait_for_a_worker_that_has_much_to_do(tmp_path, m
     async with observed_cluster(tmp_path, *split()) as (_, client):
         answer = await client.post("/tandem/workers/d/drain", json={}, headers=bearer(OPERATOR))
         assert answer.json() == {"status": "draining"}
+
+
+async def test_what_keeps_a_drain_from_its_end_is_told_once_it_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(observed, "PATIENCE_S", 0.0)
+    gateway, stays, goes = make_gateway(), ToyWorker("stays"), ToyWorker("goes")
+    app = app_over(gateway, tmp_path, gateway)
+    async with serving(gateway) as endpoint, working(stays, at=endpoint), client_of(app) as client:
+        goes.start(endpoint)
+        await until(lambda: len(list(gateway.machine.members)) == 2)
+        # It has an answer under way, which the drain waits for.
+        for worker in (stays, goes):
+            worker.engine.gate.clear()
+        streams = [asyncio.create_task(read(gateway, request(f"r-{n}"))) for n in range(2)]
+        await until(lambda: not goes.machine.idle)
+        answer = await client.post("/tandem/workers/goes/drain", json={}, headers=bearer(OPERATOR))
+        assert answer.json() == {"status": "draining"}
+        assert "failed" not in {each["kind"] for each in await events_of(client)}
+        await until(lambda: not gateway.machine.members.of_name("goes").accepting)
+        stays.engine.gate.set()
+        await goes.stop()
+        # Nobody waits for this any more but who looks.
+        await until(lambda: gateway.machine.members.of_name("goes") is None)
+        (told,) = [each for each in await events_of(client) if each["kind"] == "failed"]
+        assert told["text"].startswith("an operator's order was not carried out: goes is gone: ")
+        assert await asyncio.gather(*streams)
+
+
+async def events_of(client) -> list[dict]:
+    return (await overview_of(client))["overview"]["events"]
 
 
 async def test_a_server_alone_is_one_worker(tmp_path):

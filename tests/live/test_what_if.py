@@ -26,6 +26,20 @@ async def test_policies_and_worker_counts_are_tried_beside_what_was(tmp_path):
     assert all(run.attainment == 1.0 for run in runs)
 
 
+async def test_any_setting_of_the_cluster_file_is_tried(tmp_path):
+    what_if = WhatIf(record(tmp_path))
+    sizes = ("max_num_seqs=16", "max_num_batched_tokens=16")
+    settings = ("slo.ttft=1us", *(f"pools.both.{size}" for size in sizes))
+    runs = await what_if.simulate(WhatIfChange(3600.0, settings=settings))
+    assert [run.label for run in runs] == ["recorded", "unchanged", "cost"]
+    _, unchanged, changed = runs
+    assert (unchanged.attainment, changed.attainment) == (1.0, 0.0)
+    # A prompt that nobody had before takes four steps instead of one.
+    assert changed.ttft_p99_s > unchanged.ttft_p99_s
+    with pytest.raises(InvalidRequest, match="max_num_batched_tokens"):
+        await what_if.simulate(WhatIfChange(3600.0, settings=("pools.both.max_num_batch=16",)))
+
+
 async def test_what_cannot_be_tried_is_told_and_the_next_one_is_answered(tmp_path):
     what_if = WhatIf(record(tmp_path))
     for _ in range(2):

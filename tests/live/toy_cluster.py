@@ -19,6 +19,7 @@ from tandem.cost.worker import LinkCost, WorkerCost
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.fleet import Role
 from tandem.facts.kv import KvExport, KvGeometry, MoveKv, MoveReport
+from tandem.facts.rate_limits import LimitTerms
 from tandem.facts.request import FinishReason, Request
 from tandem.facts.sampling import SamplingParameters
 from tandem.facts.serving import ANYBODY, Caller, Generator, ModelCard
@@ -91,10 +92,17 @@ def make_gateway(
     planning: PlanningConfig | None = None,
     root: CacheRoot = ROOT,
     spans: SpanSink | None = None,
+    of_cluster: Registered = TERMS,
+    gateways: int = 1,
     **terms,
 ) -> Gateway:
     card = ModelCard(("toy",), 10_000, VOCABULARY, (), 0)
-    config = replace(gateway_config(root), planning=planning)
+    config = replace(
+        gateway_config(root, of_cluster),
+        gateway=of_cluster.gateway,
+        planning=planning,
+        limits=LimitTerms(gateways=gateways),
+    )
     router = replace(config.router, explains=terms.get("explain_bytes", 0) > 0)
     machine = GatewayMachine(replace(config, router=router))
     return Gateway(card, machine, GatewayTerms(**({"incarnation": "i"} | terms)), spans=spans)
@@ -271,10 +279,11 @@ class ToyWorker:
 
 
 @asynccontextmanager
-async def working(*workers: ToyWorker, at: str):
-    """They run while the block does."""
+async def working(*workers: ToyWorker, at: str | tuple[str, ...]):
+    """They run while the block does, for one gateway or for several."""
+    endpoints = (at,) if isinstance(at, str) else at
     for worker in workers:
-        worker.start(at)
+        worker.start(*endpoints)
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """Messages of every type, as hypothesis draws them: whatever the types allow and `check` takes."""
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -18,6 +19,7 @@ from tandem.messages.cluster import (
     ToGateway,
     ToWorker,
 )
+from tandem.messages.observation import ObservationMessage
 from tandem.messages.operator import OperatorMessage
 from tandem.messages.worker import (
     EmitTokens,
@@ -201,6 +203,8 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
         if arguments[1:] == (Ellipsis,):
             return many(of_type(arguments[0]))
         return st.tuples(*(of_type(each) for each in arguments))
+    if get_origin(kind) is Mapping:
+        return st.dictionaries(*map(of_type, arguments), max_size=4)
     if arguments:
         return st.one_of([of_type(each) for each in arguments])
     return st.sampled_from(kind)
@@ -225,4 +229,5 @@ TYPES = {
     "to_gateway": get_args(ToGateway),
     "to_worker": get_args(ToWorker),
     "operator": get_args(OperatorMessage),
+    "observation": get_args(ObservationMessage),
 }

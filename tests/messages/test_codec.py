@@ -26,6 +26,7 @@ from tandem.messages.cluster import (
 )
 from tandem.messages.codec import (
     MESSAGE_LIMIT_BYTES,
+    OBSERVATION,
     OPERATOR,
     TO_GATEWAY,
     TO_WORKER,
@@ -43,7 +44,12 @@ from tandem.messages.worker import (
 )
 from tests.messages.instances import TYPES, of_type
 
-CODECS = {"to_gateway": TO_GATEWAY, "to_worker": TO_WORKER, "operator": OPERATOR}
+CODECS = {
+    "to_gateway": TO_GATEWAY,
+    "to_worker": TO_WORKER,
+    "operator": OPERATOR,
+    "observation": OBSERVATION,
+}
 EVERY = [(way, kind) for way, kinds in TYPES.items() for kind in kinds]
 every_type = pytest.mark.parametrize(("way", "kind"), EVERY, ids=lambda each: str(each))
 

@@ -410,14 +410,14 @@ class DrainBody(Struct, kw_only=True, forbid_unknown_fields=True):
     leave: Annotated[bool | None, means("Its process ends once it is empty.")] = None
 
 
+Settings = list[Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]]
+
+
 class ApplyBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /tandem/apply"""
 
     settings: Annotated[
-        Annotated[
-            list[Annotated[str, Meta(min_length=1, max_length=4096)]],
-            Meta(min_length=1, max_length=64),
-        ],
+        Annotated[Settings, Meta(min_length=1, max_length=64)],
         means("Keys of the cluster file with their new values, as policies.routing=cost."),
     ]
     seen: Annotated[
@@ -429,6 +429,10 @@ class ApplyBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
+# One, or several with commas between them; empty for what was.
+POLICY_NAMES = r"^[a-z0-9,_-]*$"
+
+
 class WhatIfBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /tandem/what-if"""
 
@@ -437,11 +441,11 @@ class WhatIfBody(Struct, kw_only=True, forbid_unknown_fields=True):
         means("Of the requests that came within so many seconds. Default: 300."),
     ] = None
     routing: Annotated[
-        Annotated[str, Meta(max_length=64)] | None,
+        Annotated[str, Meta(max_length=64, pattern=POLICY_NAMES)] | None,
         means("The policy that chooses workers. Default: as it was."),
     ] = None
     admission: Annotated[
-        Annotated[str, Meta(max_length=64)] | None,
+        Annotated[str, Meta(max_length=64, pattern=POLICY_NAMES)] | None,
         means("The policy that admits requests. Default: as it was."),
     ] = None
     workers: Annotated[
@@ -451,4 +455,8 @@ class WhatIfBody(Struct, kw_only=True, forbid_unknown_fields=True):
         ]
         | None,
         means("How many workers pools have, by name. Default: as many as there were."),
+    ] = None
+    settings: Annotated[
+        Annotated[Settings, Meta(max_length=64)] | None,
+        means("Other keys of the cluster file, as slo.ttft=1s. Default: none."),
     ] = None

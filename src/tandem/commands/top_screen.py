@@ -20,11 +20,15 @@ _STATES = {"ready": "green", "draining": "yellow", "spare": "cyan"}
 
 def top_screen(overview: Overview, before: Overview | None) -> RenderableType:
     """`before` is what was seen a moment ago, for the rates of workers (None: nothing was)."""
+    if before is not None and before.server != overview.server:
+        # Counts are those of the gateways that answered.
+        before = None
     parts: list[RenderableType] = [
         Text.assemble(
             (overview.model, "bold"),
             f"  {overview.server}, up {seconds_text(overview.up_s)}",
         ),
+        *_silent(overview),
         *map(Text, _figures(overview)),
         Text(""),
         *_lines(overview),
@@ -36,6 +40,11 @@ def top_screen(overview: Overview, before: Overview | None) -> RenderableType:
         *_news(overview),
     ]
     return Group(*parts)
+
+
+def _silent(overview: Overview) -> Iterator[Text]:
+    if overview.silent:
+        yield Text(f"{', '.join(overview.silent)} did not answer", "red")
 
 
 def _figures(overview: Overview) -> Iterator[str]:
@@ -149,5 +158,5 @@ def _planner(overview: Overview) -> Iterator[Text]:
 
 def _news(overview: Overview) -> Iterator[Text]:
     for each in overview.events[-EVENTS:]:
-        style = "red" if each.kind == "lost" else "dim"
+        style = "red" if each.kind in ("lost", "failed") else "dim"
         yield Text(f"{seconds_text(each.ago_s)} ago: {each.text}", style)

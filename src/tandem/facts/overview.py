@@ -6,9 +6,11 @@ seconds before now (`ago_s`), so that no two clocks are compared.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from tandem.facts.bounds import Count
 
 
 class TierOverview(Struct, frozen=True):
@@ -54,6 +56,27 @@ class QueueOverview(Struct, frozen=True):
     tenant: str
     waiting: int
     running: int
+
+
+# Of durations in nanoseconds, as `observe.timeline` counts them: none is longer than 2**63.
+Bucket = Annotated[int, Meta(ge=0, lt=1024)]
+
+
+class BinCounts(Struct, frozen=True, array_like=True):
+    """A `TimeBin` as it is added up with those of other gateways: of the latencies how many were
+    counted in each bucket."""
+
+    number: Count
+    finished: Count
+    kept: Count
+    failed: Count
+    rejected: Mapping[str, Count]
+    prompt_tokens: Count
+    cached_tokens: Count
+    output_tokens: Count
+    ttft: Mapping[Bucket, Count]
+    tpot: Mapping[Bucket, Count]
+    itl: Mapping[Bucket, Count]
 
 
 class Percentiles(Struct, frozen=True):
@@ -110,10 +133,11 @@ class PlannerOverview(Struct, frozen=True):
 
 
 class Overview(Struct, frozen=True, kw_only=True):
-    """A server (`server`) as it is now. `bins` are those of `bin_s` seconds, oldest first, of which
-    `current_bin` has not ended; the counts are since the start. `events` are the latest of each
-    kind, newest last. `has_roles`: workers may drain and change their roles. A what-if may name
-    these `routings`."""
+    """A server as it is now, or all gateways of a cluster (`server` has their names). `bins` are
+    those of `bin_s` seconds, oldest first, of which `current_bin` has not ended; the counts are
+    since the start. `events` are the latest of each kind, newest last. `has_roles`: workers may
+    drain and change their roles. A what-if may name these `routings`. `silent` are
+    gateways that did not answer in time: their part is missing."""
 
     server: str
     model: str
@@ -134,6 +158,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     planner: PlannerOverview | None = None
     has_roles: bool = False
     routings: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 class RequestLine(Struct, frozen=True, kw_only=True):
@@ -184,13 +209,15 @@ class RequestDetail(Struct, frozen=True):
 
 
 class WhatIfChange(Struct, frozen=True):
-    """What is to be tried instead of what was: names of policies (empty: the same) and how many
-    workers the pools have. Of the requests of the last `last_s`."""
+    """What is to be tried instead of what was: names of policies (empty: the same), how many
+    workers the pools have, and other `settings` of the cluster file. Of the requests of the last
+    `last_s`."""
 
     last_s: float
     routing: str = ""
     admission: str = ""
     workers: Mapping[str, int] = {}
+    settings: tuple[str, ...] = ()
 
 
 class WhatIfRun(Struct, frozen=True):
@@ -234,17 +261,17 @@ class AppliedChange(Struct, frozen=True):
 
 class Observed(Protocol):
     """What the page asks of whatever generates. An `account` sees its own requests alone, None
-    those of everybody."""
+    those of everybody. Of several gateways each tells of all of them."""
 
-    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+    async def overview(self, account: str | None, since_bin: int = 0) -> Overview:
         """As it is now, with the bins from this one on."""
         ...
 
-    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+    async def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
         """The latest that are remembered, those that run first."""
         ...
 
-    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
+    async def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         """Of a request by its id, or of all choices of an answer or a call; none where nothing is
         known of it any more."""
         ...

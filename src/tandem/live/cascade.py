@@ -196,25 +196,25 @@ class Cascade:
         await self._small.reset_prefix_cache(external=external)
         await self._large.reset_prefix_cache(external=external)
 
-    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+    async def overview(self, account: str | None, since_bin: int = 0) -> Overview:
         """See the port `Observed`: what the large model says, with both workers."""
-        large = self._large.overview(account, since_bin)
-        small = self._small.overview(account, since_bin)
+        large = await self._large.overview(account, since_bin)
+        small = await self._small.overview(account, since_bin)
         return msgspec.structs.replace(large, workers=(*small.workers, *large.workers))
 
-    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+    async def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
         """See the port `Observed`: of both models, in which a request has the same id."""
         lines = [
-            *self._large.latest_requests(account, most),
-            *self._small.latest_requests(account, most),
+            *await self._large.latest_requests(account, most),
+            *await self._small.latest_requests(account, most),
         ]
         return sorted(lines, key=lambda line: line.ago_s)[:most]
 
-    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
+    async def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         """See the port `Observed`: the small model's first."""
         return [
-            *self._small.request_details(account, name),
-            *self._large.request_details(account, name),
+            *await self._small.request_details(account, name),
+            *await self._large.request_details(account, name),
         ]
 
     def metric_families(self) -> Iterable[MetricFamily]:

@@ -137,7 +137,7 @@ class LocalWorker:
         self.metrics.requests.ended(request_id, FinishReason.STOP, at_ns)
         self._histories.request_ended(request_id, Ending.FINISHED, str(FinishReason.STOP), at_ns)
 
-    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
+    async def overview(self, account: str | None, since_bin: int = 0) -> Overview:
         """See the port `Observed`. One worker that takes both phases."""
         at_ns, requests = now_ns(), self.metrics.requests
         machine = self.machine
@@ -165,17 +165,17 @@ class LocalWorker:
             slos=(),
             bin_s=timeline.bin_ns / NS_PER_S,
             current_bin=timeline.number_at(at_ns),
-            bins=tuple(timeline.since(since_bin, at_ns)),
+            bins=tuple(each.shown() for each in timeline.since(since_bin, at_ns)),
             waiting=sum(each.waiting for each in queues),
             running=sum(each.running for each in queues),
             finished=requests.ended_requests,
         )
 
-    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
+    async def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
         """See the port `Observed`."""
         return latest_requests(self._histories, account, most)
 
-    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
+    async def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
         """See the port `Observed`."""
         return request_details(self._histories, account, name)
 

@@ -21,7 +21,12 @@ from tandem.messages.router import (
     RequestsLost,
     TokensReported,
 )
-from tandem.messages.sharing import ShareUse, UseShared
+from tandem.messages.sharing import (
+    RelayedFromGateway,
+    RelayToGateway,
+    ShareUse,
+    UseShared,
+)
 from tandem.messages.worker import (
     CopiesRequested,
     ImportDone,
@@ -142,6 +147,7 @@ ToGateway = (
     | RequestBroken
     | UseShared
     | PrefixCacheEmptied
+    | RelayedFromGateway
 )
 
 
@@ -289,4 +295,5 @@ ToWorker = (
     | SessionReturning
     | ShareUse
     | PrefixCacheReset
+    | RelayToGateway
 )

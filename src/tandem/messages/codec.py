@@ -17,6 +17,7 @@ from tandem.facts.errors import TandemError
 from tandem.facts.request import Request
 from tandem.messages.checks import BadMessage, OtherProtocol, check
 from tandem.messages.cluster import PROTOCOL, ToGateway, ToWorker
+from tandem.messages.observation import ObservationMessage
 from tandem.messages.operator import OperatorMessage
 from tandem.messages.worker import ImportsArrived, PrefillsArrived, RequestsArrived
 
@@ -219,3 +220,4 @@ def _short(error: Exception) -> str:
 TO_GATEWAY: Codec[ToGateway] = Codec(*get_args(ToGateway))
 TO_WORKER: Codec[ToWorker] = Codec(*get_args(ToWorker), encodings=REQUEST_ENCODINGS)
 OPERATOR: Codec[OperatorMessage] = Codec(*get_args(OperatorMessage))
+OBSERVATION: Codec[ObservationMessage] = Codec(*get_args(ObservationMessage))

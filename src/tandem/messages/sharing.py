@@ -1,8 +1,8 @@
-"""The messages by which gateways share state, relayed by workers: what accounts have used, and
-which prompts have just been sent where.
+"""The messages by which gateways share state, relayed by workers: what accounts have used, which
+prompts have just been sent where, and what one gateway asks another (`messages.observation`).
 
-Messages carry totals, not changes: one that is lost is made up for by the next, and one that
-arrives twice changes nothing.
+What is shared without being asked for are totals, not changes: a message that is lost is made up
+for by the next, and one that arrives twice changes nothing.
 """
 
 from msgspec import Struct
@@ -66,3 +66,19 @@ class UseShared(Struct, frozen=True):
 
     worker: str
     use: GatewayUse
+
+
+class RelayToGateway(Struct, frozen=True):
+    """Relay this to the gateway `to`, if the worker is connected to it, as `RelayedFromGateway`.
+    The `content` is for gateways alone to read."""
+
+    to: Name
+    content: bytes
+
+
+class RelayedFromGateway(Struct, frozen=True):
+    """What the gateway `sender` has sent to this one, relayed by a worker."""
+
+    worker: str
+    sender: str
+    content: bytes

@@ -79,7 +79,7 @@ def observed_endpoints(
         """Workers, queues, latencies over time and news of this server. With `since`, only bins of
         time from that one on. Operators see whose they are."""
         account = _account(context, request)
-        seen = observed.overview(account, _whole(request, "since", 0, NO_BIN))
+        seen = await observed.overview(account, _whole(request, "since", 0, NO_BIN))
         if account is not None:
             seen = msgspec.structs.replace(seen, queues=tuple(map(_nameless, seen.queues)))
         return _answered(
@@ -89,7 +89,8 @@ def observed_endpoints(
     async def list_requests(request: Request) -> Response:
         """The latest requests of the caller, of an operator everybody's."""
         account = _account(context, request)
-        lines = observed.latest_requests(account, _whole(request, "limit", 100, MOST_LINES))
+        most = _whole(request, "limit", 100, MOST_LINES)
+        lines = await observed.latest_requests(account, most)
         return _answered(RequestList(data=[_told(line, account) for line in lines]))
 
     async def explain_request(request: Request) -> Response:
@@ -99,7 +100,7 @@ def observed_endpoints(
         account = _account(context, request)
         details = [
             msgspec.structs.replace(detail, line=_told(detail.line, account))
-            for detail in observed.request_details(account, name)
+            for detail in await observed.request_details(account, name)
         ]
         if not details:
             problem = f"nothing is known of the request {name[:128]!r}: it may be too long ago"
@@ -148,7 +149,7 @@ def _operator_endpoints(
         check_operator(request)
         with context.holding_body(request) as held:
             body = await read_body(request, DrainBody, context.config, held)
-        worker = _worker(request, observed)
+        worker = await _worker(request, observed)
         if body.leave and body.then_role:
             raise InvalidRequest("leave", "a worker that leaves takes no role; choose one of both")
         drained = operated.drain(worker, body.then_role or "", leave=bool(body.leave))
@@ -157,7 +158,8 @@ def _operator_endpoints(
     async def undrain_worker(request: Request) -> Response:
         """Gives a drained worker requests again. For operators."""
         check_operator(request)
-        return await _within_patience(operated.undrain(_worker(request, observed)), "waiting")
+        worker = await _worker(request, observed)
+        return await _within_patience(operated.undrain(worker), "waiting")
 
     async def apply_settings(request: Request) -> Response:
         """Changes keys of the cluster file while the cluster runs, as `tandem apply` does: first
@@ -179,6 +181,7 @@ def _operator_endpoints(
             body.routing or "",
             body.admission or "",
             body.workers or {},
+            tuple(body.settings or ()),
         )
         return _answered(WhatIfRuns(data=await operated.what_if(change)))
 
@@ -247,10 +250,10 @@ def _account(context: AppContext, request: Request) -> str | None:
     return context.caller_of(request).account
 
 
-def _worker(request: Request, observed: Observed) -> str:
+async def _worker(request: Request, observed: Observed) -> str:
     """That of the path. Raises `Refused` with 404 where there is none of that name."""
     name: str = request.path_params["worker"]
-    known = [each.worker for each in observed.overview(None, NO_BIN).workers]
+    known = [each.worker for each in (await observed.overview(None, NO_BIN)).workers]
     if name not in known:
         problem = f"no worker is called {name[:128]!r}; there are {', '.join(known)}"
         raise Refused(Refusal(404, problem, "worker_not_found", "worker"))

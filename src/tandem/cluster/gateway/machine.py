@@ -73,7 +73,7 @@ from tandem.messages.router import (
     WorkerDrained,
     WorkerJoined,
 )
-from tandem.messages.sharing import UseShared
+from tandem.messages.sharing import RelayedFromGateway, UseShared
 from tandem.messages.worker import PrefixCacheReset
 
 Effects = list[GatewayEffect]
@@ -351,6 +351,9 @@ class GatewayMachine:
             case UseShared(_, use):
                 if self.sharing is not None:
                     effects += self.sharing.received(use, now_ns)
+            case RelayedFromGateway():
+                # What gateways show of each other: nothing is decided by it.
+                pass
             case Audited() | PrefixCacheEmptied():
                 effects += self.broadcasts.answered(message)
             case Deregister():

@@ -69,7 +69,12 @@ from tandem.messages.node import (
     SendToGateway,
 )
 from tandem.messages.router import BlocksListed, LoadReported, RequestsLost
-from tandem.messages.sharing import ShareUse, UseShared
+from tandem.messages.sharing import (
+    RelayedFromGateway,
+    RelayToGateway,
+    ShareUse,
+    UseShared,
+)
 from tandem.messages.worker import (
     CopiesRequested,
     EmitTokens,
@@ -302,11 +307,22 @@ class NodeMachine:
                 shared = UseShared(self.registration.worker, use)
                 others = (name for name, _ in self.gateways.serving() if name != gateway)
                 return [SendToGateway(name, shared) for name in others]
+            case RelayToGateway(to, content):
+                return self._relay(connection, to, content)
             case NotNeeded():
                 connection.not_needed = True
             case ListBlocks(tier):
                 return [SendToGateway(gateway, each) for each in _listings(self.work, (tier,))]
         return []
+
+    def _relay(self, sender: GatewayConnection, to: str, content: bytes) -> Effects:
+        assert sender.terms is not None
+        relayed = RelayedFromGateway(self.registration.worker, sender.terms.gateway, content)
+        return [
+            SendToGateway(name, relayed)
+            for name, connection in self.gateways.serving()
+            if connection.terms is not None and connection.terms.gateway == to
+        ]
 
     def _register_at(self, gateway: str, now_ns: int) -> Effects:
         connection = self.gateways.of(gateway)

@@ -20,14 +20,7 @@ from tandem.facts.errors import (
 )
 from tandem.facts.fleet import Role
 from tandem.facts.metrics import MetricFamily
-from tandem.facts.overview import (
-    AppliedChange,
-    Overview,
-    RequestDetail,
-    RequestLine,
-    WhatIfChange,
-    WhatIfRun,
-)
+from tandem.facts.overview import AppliedChange, ClassSlo, WhatIfChange, WhatIfRun
 from tandem.facts.rate_limits import Allowance
 from tandem.facts.request import FinishReason, Request, TokenOutput, session_key, sooner
 from tandem.facts.serving import ANYBODY, Caller, ModelCard
@@ -40,15 +33,16 @@ from tandem.live.gateway.clients import Clients
 from tandem.live.gateway.history import Asker, RequestHistories, Traced
 from tandem.live.gateway.journal import Journal
 from tandem.live.gateway.loop import Channel, GatewayLoop
-from tandem.live.gateway.overview import class_slos, gateway_overview
+from tandem.live.gateway.observation import Observation
+from tandem.live.gateway.overview import class_slos
 from tandem.live.gateway.settings_change import SettingsChange
 from tandem.live.gateway.terms import GatewayTerms
 from tandem.live.gateway.what_if import WhatIf
 from tandem.live.mailbox import Mailbox
-from tandem.live.request_view import latest_requests, request_details
 from tandem.messages.cluster import Drain
-from tandem.messages.gateway import ToolsCalled
+from tandem.messages.gateway import MessageFromWorker, ToolsCalled
 from tandem.messages.router import Reject, RequestSubmitted, RequestWithdrawn
+from tandem.messages.sharing import RelayedFromGateway
 from tandem.observe.adapter_metrics import AdapterNames
 from tandem.observe.cluster_metrics import GatewayMetrics
 from tandem.policy.admission.contract import MIN_RETRY_S, in_words
@@ -64,7 +58,7 @@ class Gateway:
     that simulates shapes for its planner. Metrics call adapters as `adapter_names` says. Operators
     may ask `what_if` (None: there is no journal), and `change` settings (None: nobody supervises
     it). Spans of requests go to `spans`, if there are any, made from the histories that the terms
-    have memory for."""
+    have memory for. What the page shows comes from `observation`."""
 
     def __init__(
         self,
@@ -97,6 +91,14 @@ class Gateway:
             self._histories,
             self._configuration_taken,
             simulation,
+        )
+        self.observation = Observation(
+            card.names[0],
+            machine,
+            self.metrics.requests,
+            self._histories,
+            self._loop.event_log,
+            self._slos,
         )
         self._taking: tuple[GatewayTerms, asyncio.Future[None]] | None = None
         self._channel: Channel | None = None
@@ -134,7 +136,12 @@ class Gateway:
 
     def enqueue(self, news: ChannelNews) -> None:
         """From the channel, on the event loop."""
-        self._loop.enqueue(news)
+        relayed = news.message if isinstance(news, MessageFromWorker) else None
+        if isinstance(relayed, RelayedFromGateway):
+            # Nothing that decides depends on what is shown: the machine need not see it.
+            self.observation.others.received(news.peer, relayed)
+        else:
+            self._loop.enqueue(news)
 
     async def reconfigure(self, change: ConfigurationChanged, terms: GatewayTerms) -> None:
         """Returns once the machine decides by the new configuration, and requests that come have
@@ -153,6 +160,7 @@ class Gateway:
         if self._journal is not None:
             self._journal.start()
         self._loop.open(channel)
+        self.observation.others.open(channel)
         self._task = asyncio.create_task(self._loop.run(), name="gateway machine")
         self._task.add_done_callback(self._task_ended)
 
@@ -207,29 +215,6 @@ class Gateway:
         """See the port `Generator`. Raises `NotReady` where a process has not answered in time."""
         if problem := await self._ended(partial(self._loop.reset_prefix_cache, external)):
             raise NotReady(f"the prefix cache is not reset everywhere: {problem}")
-
-    def overview(self, account: str | None, since_bin: int = 0) -> Overview:
-        """See the port `Observed`."""
-        at_ns = now_ns()
-        queues = self.metrics.requests.queues()
-        return gateway_overview(
-            self._card.names[0],
-            self.machine.status(at_ns),
-            self.metrics.requests,
-            self._loop.event_log.events(at_ns),
-            class_slos(self._terms.slo, self.machine.config.router.classes),
-            queues=tuple(each for each in queues if account in (None, each.tenant)),
-            since_bin=since_bin,
-            now_ns=at_ns,
-        )
-
-    def latest_requests(self, account: str | None, most: int) -> list[RequestLine]:
-        """See the port `Observed`."""
-        return latest_requests(self._histories, account, most)
-
-    def request_details(self, account: str | None, name: str) -> list[RequestDetail]:
-        """See the port `Observed`."""
-        return request_details(self._histories, account, name)
 
     async def drain(self, worker: str, then_role: str, *, leave: bool) -> None:
         """See the port `Operated`."""
@@ -353,6 +338,9 @@ class Gateway:
                     request_id, Ending.FAILED, "its client left", now_ns()
                 )
                 self._loop.enqueue(RequestWithdrawn(request_id))
+
+    def _slos(self) -> tuple[ClassSlo, ...]:
+        return class_slos(self._terms.slo, self.machine.config.router.classes)
 
     def _configuration_taken(self) -> None:
         """In the turn of the machine in which it was."""

@@ -1,4 +1,4 @@
-"""What a gateway shows of itself and its cluster (`facts.overview.Overview`)."""
+"""What one gateway sees of its cluster (`facts.overview.Overview`)."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from tandem.facts.overview import (
 from tandem.facts.slo import Slo
 from tandem.messages.gateway import ClusterStatus, WorkerStatus
 from tandem.messages.planning import PlanningStatus
-from tandem.observe.metrics import RequestMetrics
+from tandem.observe.timeline import Timeline
 from tandem.policy.qos.classes import Classes
 from tandem.policy.routing.policies import ROUTINGS
 
@@ -24,16 +24,15 @@ from tandem.policy.routing.policies import ROUTINGS
 def gateway_overview(
     model: str,
     status: ClusterStatus,
-    requests: RequestMetrics,
+    timeline: Timeline,
     events: tuple[ClusterEvent, ...],
     slos: tuple[ClassSlo, ...],
     *,
     queues: tuple[QueueOverview, ...],
-    since_bin: int,
     now_ns: int,
 ) -> Overview:
-    """As the gateway knows it at this instant."""
-    timeline = requests.timeline
+    """As the gateway knows it at this instant. The bins of the `timeline` are left out: they may be
+    added up with others' first."""
     return Overview(
         server=status.gateway,
         model=model,
@@ -44,7 +43,7 @@ def gateway_overview(
         slos=slos,
         bin_s=timeline.bin_ns / 1e9,
         current_bin=timeline.number_at(now_ns),
-        bins=tuple(timeline.since(since_bin, now_ns)),
+        bins=(),
         waiting=status.waiting_requests,
         running=status.running_requests,
         finished=status.finished_requests,

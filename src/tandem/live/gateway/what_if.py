@@ -62,7 +62,8 @@ class WhatIf:
                 await process.wait()
         if process.returncode != 0:
             last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
-            raise InvalidRequest("otherwise", last[:300] or "the simulator failed")
+            problem = last.removeprefix("tandem: ")[:300] or "the simulator failed"
+            raise InvalidRequest("what-if", f"cannot be simulated: {problem}")
         runs = msgspec.json.decode(figures.read_bytes())["runs"]
         return [_run_of(run["label"], run["summary"]) for run in runs]
 
@@ -74,7 +75,9 @@ def _arguments(change: WhatIfChange) -> Iterator[str]:
     if change.admission:
         yield from ("--admission", change.admission)
     for pool, count in change.workers.items():
-        yield from ("--set", f"pools.{pool}.count={count}")
+        yield f"--set=pools.{pool}.count={count}"
+    for setting in change.settings:
+        yield f"--set={setting}"
 
 
 def _run_of(label: str, summary: dict[str, Any]) -> WhatIfRun:

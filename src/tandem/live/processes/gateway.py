@@ -345,7 +345,7 @@ async def _serve(setup: GatewaySetup, assembled: Assembled, listener: socket.soc
         adapters=adapters,
         encoders=encoders,
         batches=batches,
-        observed=gateway,
+        observed=gateway.observation,
         operated=gateway,
         tracer=assembled.tracer,
     )

@@ -7,6 +7,7 @@ import { tryView, Talk } from "./try.js";
 
 const POLL_MS = 2000;
 const MOST_BINS = 180;
+const LATE_BINS = 2;
 const TABS = { try: "Try", cluster: "Cluster", requests: "Requests" };
 
 const state = {
@@ -168,8 +169,9 @@ async function look() {
 }
 
 async function lookAtCluster() {
-  const newest = Math.max(0, ...state.bins.keys());
-  const seen = await read(`tandem/overview?since=${newest}`);
+  // What is told late, by a gateway that answers late, counts in a bin that has ended.
+  const first = Math.max(0, ...state.bins.keys()) - LATE_BINS;
+  const seen = await read(`tandem/overview?since=${Math.max(0, first)}`);
   const { overview } = seen;
   for (const bin of overview.bins) state.bins.set(bin.number, bin);
   for (const number of state.bins.keys()) {

@@ -7,6 +7,7 @@ import { age, bytes, count, rate, seconds, share } from "./words.js";
 
 // What the figures at the top are about.
 const LATELY_S = 60;
+const BAD_EVENTS = ["lost", "failed"];
 
 export function clusterView(state, actions) {
   if (!state.seen) return html`<p class="empty">Looking…</p>`;
@@ -31,7 +32,7 @@ export function clusterView(state, actions) {
 // Keys of the cluster file, changed while it runs: first shown, then applied.
 function change(state, actions) {
   const { planned } = state;
-  const settings = (form) => new FormData(form).get("settings").split("\n").map((line) => line.trim()).filter(Boolean);
+  const settings = (form) => linesOf(new FormData(form));
   const look = (event) => {
     event.preventDefault();
     actions.applies(settings(event.target));
@@ -67,6 +68,8 @@ function plannedChange(planned) {
     ${planned.applied ? html`<p class="good" role="status">Applied.</p>` : nothing}`;
 }
 
+const linesOf = (form) => form.get("settings").split("\n").map((line) => line.trim()).filter(Boolean);
+
 // The last minutes again, with something changed, beside what happened.
 function whatIf(state, actions) {
   const { overview } = state.seen;
@@ -80,7 +83,7 @@ function whatIf(state, actions) {
       const wanted = Number(form.get(`pool ${pool}`));
       if (wanted !== count_) workers[pool] = wanted;
     }
-    actions.tries({ last_s: Number(form.get("minutes")) * 60, routing: form.get("routing"), workers });
+    actions.tries({ last_s: Number(form.get("minutes")) * 60, routing: form.get("routing"), workers, settings: linesOf(form) });
   };
   const { tried } = state;
   return html`
@@ -91,6 +94,8 @@ function whatIf(state, actions) {
           ${overview.routings.map((each) => html`<option>${each}</option>`)}</select></label>
         ${[...pools].map(([pool, count_]) => html`<label>${pool}<input name=${`pool ${pool}`} type="number" min="0" max="1024"
           .defaultValue=${String(count_)}></label>`)}
+        <label>Settings of the cluster file, one a line
+          <textarea name="settings" rows="1" placeholder="slo.ttft=1s"></textarea></label>
         <button class="main" ?disabled=${tried?.asking}>Simulate</button>
       </form>
       ${tried?.problem ? html`<p class="problem" role="alert">${tried.problem}</p>` : nothing}
@@ -147,6 +152,7 @@ function figures(overview, bins) {
         ${shown.map(([name, value]) => html`<div class="stat"><b>${value}</b><span>${name}</span></div>`)}
       </div>
       <p class="note">${overview.server}, up ${age(overview.up_s)}; rates and medians of the last minute.
+        ${overview.silent.length ? html`<br><span class="bad">${overview.silent.join(", ")} did not answer.</span>` : nothing}
         ${overview.slos.map((each) => html`<br>SLO${each.service_class ? ` of ${each.service_class}` : ""}:
           ${each.ttft_s == null ? nothing : `TTFT ${seconds(each.ttft_s)}`}
           ${each.tpot_s == null ? nothing : `TPOT ${seconds(each.tpot_s)}`}`)}</p>
@@ -354,7 +360,7 @@ function recentEvents({ events }) {
       <ul class="plain">${events
         .slice(-12)
         .toReversed()
-        .map((each) => html`<li class=${each.kind === "lost" ? "bad" : ""}>${each.text}
+        .map((each) => html`<li class=${BAD_EVENTS.includes(each.kind) ? "bad" : ""}>${each.text}
           <span class="note">${age(each.ago_s)} ago</span></li>`)}</ul>
     </section>`;
 }

@@ -1,5 +1,6 @@
 // A conversation with the model, token by token, and the same call for a terminal or a program.
 import { html, nothing } from "./lit-html.js";
+import { Prompt, promptView } from "./prompt.js";
 import { link } from "./requests.js";
 import { stream } from "./server.js";
 import { count, rate, seconds, share } from "./words.js";
@@ -34,7 +35,7 @@ export class Talk {
   async ask(text) {
     this.turns.push({ role: "user", text });
     const body = { ...this.bodyOf(this.turns), stream: true, stream_options: { include_usage: true }, return_token_sources: true };
-    const turn = { role: "assistant", text: "", tokens: [], drawnBy: [], began: performance.now() };
+    const turn = { role: "assistant", text: "", tokens: [], drawnBy: [], began: performance.now(), prompt: new Prompt(body, this.draw) };
     this.turns.push(turn);
     this.asking = new AbortController();
     this.draw();
@@ -202,7 +203,8 @@ function summary(turn) {
           ${share(cached / usage.prompt_tokens)} of it cached;`
       : nothing}
     ${turn.end ?? nothing}.
-    ${name ? html`<a href=${link(name)}>Where did the time go?</a>` : nothing}</p>`;
+    ${name ? html`<a href=${link(name)}>Where did the time go?</a>` : nothing}</p>
+    ${usage ? promptView(turn.prompt, usage.prompt_tokens, cached) : nothing}`;
 }
 
 function sharing(talk) {
