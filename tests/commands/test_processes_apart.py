@@ -10,15 +10,21 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 
 import openai
 import pytest
 
-from tandem.commands.which_cluster import gateway_endpoints, listen_endpoint, process_name
+from tandem.commands.which_cluster import (
+    gateway_endpoints,
+    host_names,
+    listen_endpoint,
+    process_name,
+)
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.processes.key_files import read_gateway_keys, read_worker_keys
 from tests.commands.cli import tandem
-from tests.journeys.serving import run_tandem
+from tests.journeys.serving import run_tandem, succeeded
 from tests.waiting import until
 
 CLUSTER = """\
@@ -35,6 +41,7 @@ pools:
   - {name: decode, role: decode, device: cpu}
 """
 LIMIT_S = 90
+HOST, SECOND = islice(host_names(), 2)
 
 
 @contextmanager
@@ -97,6 +104,14 @@ class Apart:
         return {worker["worker"]: worker for worker in workers}
 
     @property
+    def names(self):
+        """Of all that have joined."""
+        told = succeeded(run_tandem("status", "--json", "--state-dir", str(self.state)))
+        status = json.loads(told)
+        pool = [node["node"] for node in status["pool_nodes"]]
+        return sorted([worker["worker"] for worker in status["workers"]] + pool)
+
+    @property
     def logs(self):
         return "".join(file.read_text() for file in sorted(self.folder.glob("*.log")))
 
@@ -117,8 +132,9 @@ def apart(tmp_path_factory, request):
         health = ("--health-port", str(cluster.health_port))
         cluster.prefill = undo.enter_context(cluster.worker("--pool", "prefill", *health))
         cluster.decode = undo.enter_context(cluster.worker("--pool", "decode", "--worker", "d-1"))
-        own = ("--worker", "kv-1", "--health-port", str(cluster.pool_port))
-        cluster.pool = undo.enter_context(cluster.worker("--shared-pool", *own))
+        own = ("--shared-pool", "--health-port", str(cluster.pool_port))
+        # Of two of this host, which no gateway knows yet, each has a name of its own.
+        cluster.pool = undo.enter_context(cluster.worker(*own))
         cluster.first_gateway = undo.enter_context(cluster.gateway())
         until(lambda: answer_of(cluster.http_port, "/ready") == 200, LIMIT_S)
         for port in (cluster.health_port, cluster.pool_port):
@@ -209,18 +225,25 @@ def test_what_does_not_go_together_is_told_in_one_line(tmp_path):
 
 def test_they_find_each_other_and_answer(apart):
     assert apart.ask() == apart.ask() != ""
-    workers = apart.workers()
-    # A worker is called after its host, and has the machine for itself whatever the file counts.
-    assert set(workers) == {process_name(None), "d-1"}
-    assert workers["d-1"]["connectors"] == ["tcp"]
+    # Each is called after its host, and has the machine for itself whatever the file counts.
+    assert apart.names == sorted([HOST, SECOND, "d-1"])
+    assert apart.workers()["d-1"]["connectors"] == ["tcp"]
     assert [answer_of(apart.health_port, path) for path in ("/health", "/ready")] == [200, 200]
     assert answer_of(apart.health_port, "/other") == 404
     assert answer_of(apart.pool_port, "/health") == 200
 
 
+def test_a_name_that_is_taken_is_refused_in_one_line(apart):
+    for name in ("d-1", HOST, SECOND):
+        with apart.worker("--shared-pool", "--worker", name) as refused:
+            assert refused.wait(LIMIT_S) == 2
+        told = f"tandem: there is a worker {name} already; choose another --worker"
+        assert apart.logs.count(told) == 1
+
+
 def test_a_worker_that_hangs_is_not_well_until_it_wakes_up(apart):
-    name = process_name(None)
-    pid = int(apart.workers()[name]["incarnation"].partition("-")[0], 16)
+    (worker,) = [each for name, each in apart.workers().items() if name != "d-1"]
+    pid = int(worker["incarnation"].partition("-")[0], 16)
     os.kill(pid, signal.SIGSTOP)
     until(lambda: answer_of(apart.health_port, "/health") == 503, LIMIT_S)
     assert answer_of(apart.health_port, "/ready") == 503
@@ -238,8 +261,9 @@ def test_a_gateway_that_is_killed_comes_back_to_the_same_workers(apart):
         until(lambda: answer_of(apart.http_port, "/ready") == 200, LIMIT_S)
         assert apart.ask()
         until(lambda: answer_of(apart.pool_port, "/ready") == 200, LIMIT_S)
+        assert apart.names == sorted([HOST, SECOND, "d-1"])
         for process in (apart.prefill, apart.decode, apart.pool, second):
             process.terminate()
             assert process.wait(LIMIT_S) == 0, apart.logs
-    assert all(f"{name} has left" in apart.logs for name in ("d-1", "kv-1"))
+    assert all(f"{name} has left" in apart.logs for name in (HOST, "d-1", SECOND))
     assert not apart.state.exists()

@@ -1,7 +1,7 @@
 """The manifests of deploy/ as Python objects, and what tests ask of all of them."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import typer
@@ -12,6 +12,10 @@ from tandem.commands.main import app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES, KUBERAY = DEPLOY / "kubernetes", DEPLOY / "kuberay"
+MONITORING = KUBERNETES / "monitoring"
+
+Fields = Mapping[str, tuple[type, bool]]
+"""Of an object that no package has a schema of: the type of each, and whether it must be there."""
 
 
 @functools.cache
@@ -46,6 +50,14 @@ def pod_templates(node: object) -> Iterator[dict]:
     elif isinstance(node, list):
         for value in node:
             yield from pod_templates(value)
+
+
+def check_fields(written: dict, fields: Fields) -> None:
+    """It has no others, and each is of its type."""
+    assert set(written) <= set(fields)
+    for name, (kind, needed) in fields.items():
+        assert name in written or not needed, name
+        assert name not in written or type(written[name]) is kind, name
 
 
 def parsed(words: list[str]) -> dict:

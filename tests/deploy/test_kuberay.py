@@ -11,10 +11,9 @@ import yaml
 
 from tandem.config.cluster.live import checked
 from tandem.config.cluster.tree import parse
-from tests.deploy.manifests import KUBERAY, documents, parsed, pod_templates
+from tests.deploy.manifests import KUBERAY, check_fields, documents, parsed, pod_templates
 
 CONFIG, JOB, SERVICE, *POLICIES = documents(KUBERAY / "rayjob.yaml")
-# Field: type, and whether it must be there.
 RAY_JOB = {
     "entrypoint": (str, False),
     "submissionMode": (str, False),
@@ -39,13 +38,6 @@ START_OPTIONS = {"num-cpus", "dashboard-host", "resources"}
 RAY = JOB["spec"]["rayClusterSpec"]
 
 
-def check(spec, fields):
-    assert set(spec) <= set(fields)
-    for name, (kind, needed) in fields.items():
-        assert name in spec or not needed, name
-        assert name not in spec or type(spec[name]) is kind, name
-
-
 def live_file():
     tree = parse(CONFIG["data"]["cluster.yaml"], "cluster.yaml")
     return checked(tree, KUBERAY)
@@ -54,11 +46,11 @@ def live_file():
 def test_the_job_has_the_fields_that_kuberay_knows():
     assert (JOB["apiVersion"], JOB["kind"]) == ("ray.io/v1", "RayJob")
     assert set(JOB) == {"apiVersion", "kind", "metadata", "spec"}
-    check(JOB["spec"], RAY_JOB)
-    check(RAY, RAY_CLUSTER)
-    check(RAY["headGroupSpec"], HEAD_GROUP)
+    check_fields(JOB["spec"], RAY_JOB)
+    check_fields(RAY, RAY_CLUSTER)
+    check_fields(RAY["headGroupSpec"], HEAD_GROUP)
     for group in RAY["workerGroupSpecs"]:
-        check(group, WORKER_GROUP)
+        check_fields(group, WORKER_GROUP)
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     for group in [RAY["headGroupSpec"], *RAY["workerGroupSpecs"]]:
         assert set(group["rayStartParams"]) <= START_OPTIONS

@@ -104,8 +104,19 @@ OWN = {
 }
 # Calls that show how a mistake is told.
 REFUSED = ('"messages": []', '"temprature": 1')
-# Python of the pages that needs more than the bundled model and the environment of the tests.
-SNIPPETS_ELSEWHERE = ("tritonclient", "client.batches", 'model="my-model"')
+# Pages whose Python runs here, each from its first block to its last, and which test runs others'.
+PYTHON_HERE = ("docs/agents.md", "docs/api.md", "docs/cost.md", "docs/qos.md", "docs/scaling.md")
+PYTHON_ELSEWHERE = {
+    "README.md": ("tests/journeys/test_readme.py", "PYTHON"),
+    # Parts of the scripts that are run, each by a client in an environment of its own.
+    "docs/clients.md": ("tests/clients/test_clients.py", "settings(client) in PAGE.read_text()"),
+}
+# Blocks of theirs that cannot run as they stand, by words of them.
+SNIPPETS_ELSEWHERE = {
+    "tritonclient": "a client that is not installed; tests/api/test_inference_api.py asks so",
+    "client.batches": "asks for the answers of a thousand stories at once, and would wait for them",
+    'model="my-model"': "a model of the reader's own that thinks before it answers",
+}
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ import pytest
 from tandem.config.cluster.file import find_cluster
 from tests.journeys.serving import free_port, run_tandem, serving, started, succeeded
 from tests.pages.blocks import blocks_of
-from tests.pages.commands import ROOT
+from tests.pages.commands import PAGES, ROOT
 from tests.pages.running import (
     CANNOT,
     ELSEWHERE,
     HERE,
     OPERATOR_KEY,
+    PYTHON_ELSEWHERE,
+    PYTHON_HERE,
     REFUSED,
     SAME,
     SHOWN,
@@ -128,19 +130,38 @@ def test_a_call_is_answered(run, server):
         assert ("error" in json.loads(answer)) == is_mistake, answer
 
 
-@pytest.mark.parametrize("page", ["docs/api.md", "docs/scaling.md", "docs/cost.md"])
+def test_python_of_every_page_runs_here_or_elsewhere():
+    written = {str(page.relative_to(ROOT)): python_of(page) for page in PAGES if python_of(page)}
+    assert {*PYTHON_HERE, *PYTHON_ELSEWHERE} == {*written}
+    assert not {*PYTHON_HERE} & {*PYTHON_ELSEWHERE}
+    texts = [block.text for page in PYTHON_HERE for block in written[page]]
+    for words in SNIPPETS_ELSEWHERE:
+        assert sum(words in text for text in texts) == 1, words
+    for file, words in PYTHON_ELSEWHERE.values():
+        assert words in (ROOT / file).read_text()
+
+
+def python_of(page):
+    return [block for block in blocks_of(page) if block.language == "python"]
+
+
+# What the comments of a page say that its Python prints.
+PRINTED = {"docs/agents.md": "tool_calls", "docs/qos.md": "r1\n{'batch': 1}"}
+
+
+@pytest.mark.parametrize("page", PYTHON_HERE)
 def test_python_runs_in_the_order_of_its_page(page, server, capsys):
     """Later blocks go on from earlier ones."""
     ran, names = 0, {}
-    for block in blocks_of(ROOT / page):
-        if block.language == "python" and not any(
-            each in block.text for each in SNIPPETS_ELSEWHERE
-        ):
+    for block in python_of(ROOT / page):
+        if not any(each in block.text for each in SNIPPETS_ELSEWHERE):
             code = addressed([block.text], server.url)[0]
             exec(compile(code, str(block), "exec"), names)
             ran += 1
     assert ran
-    assert capsys.readouterr().out.strip() or page == "docs/cost.md"
+    printed = capsys.readouterr().out.strip()
+    assert printed or page == "docs/cost.md"
+    assert printed == PRINTED.get(page, printed)
 
 
 STARTED = [
@@ -193,13 +214,11 @@ def test_processes_that_are_started_one_by_one(folder):
     port = free_port()
     with ExitStack() as stack:
         processes = []
-        for number, run in enumerate(APART):
+        for run in APART:
             words = [
                 word.replace("HOST:9000", f"127.0.0.1:{port}").replace(":9000", f":{port}")
                 for word in run.words
             ]
-            # On a machine of its own each has that machine's name.
-            words += ["--worker", f"host-{number}"] if run.verb == "join" else []
             process = stack.enter_context(
                 subprocess.Popen(
                     [*PROGRAM, *words],

@@ -20,9 +20,10 @@ from tests.supply.packages import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # What a build reads, and what else the archive has.
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
-SOURCES = (*BUILT_FROM, "CHANGELOG.md", "constraints.txt")
+SOURCES = (*BUILT_FROM, "CHANGELOG.md", "Makefile", "constraints.txt", "training/README.md")
 NAME = f"tandem-{PROJECT['version']}"
 INFO = f"{NAME}.dist-info"
+LAYS_OUT = "from docs.site.sources import lay_out; from pathlib import Path; lay_out(Path('laid'))"
 BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 
 
@@ -51,27 +52,51 @@ def build(what, tree, out):
 def archive(tmp_path_factory):
     tree = tmp_path_factory.mktemp("build")
     for name in SOURCES:
-        shutil.copy(ROOT / name, tree)
-    for folder in ("src/tandem", "docs"):
-        ignored = shutil.ignore_patterns("__pycache__")
+        (tree / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    for folder in ("src/tandem", "docs", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__", "_build")
         shutil.copytree(ROOT / folder, tree / folder, ignore=ignored)
     return build("build_sdist", tree, tree / "dist")
 
 
 @pytest.fixture(scope="module")
-def wheel(archive, tmp_path_factory):
+def unpacked(archive, tmp_path_factory):
     tree = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(archive) as packed:
         packed.extractall(tree, filter="data")
-    with zipfile.ZipFile(build("build_wheel", tree / NAME, tree / "dist")) as opened:
+    return tree / NAME
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked, tmp_path_factory):
+    out = tmp_path_factory.mktemp("built") / "dist"
+    with zipfile.ZipFile(build("build_wheel", unpacked, out)) as opened:
         yield opened
 
 
-def test_the_archive_has_no_tests_and_all_pages(archive):
-    with tarfile.open(archive) as packed:
-        names = {name.removeprefix(f"{NAME}/") for name in packed.getnames()}
-    assert {*SOURCES, "docs/README.md", "docs/install.md"} <= names
-    assert not [name for name in names if name.startswith(("tests", "bench", "training", "."))]
+def files_in(tree):
+    """Without what is made of them."""
+    paths = [path.relative_to(tree) for path in tree.rglob("*") if path.is_file()]
+    return {path.as_posix() for path in paths if not {"__pycache__", "_build"} & {*path.parts}}
+
+
+def test_the_archive_has_no_tests_and_all_pages(unpacked):
+    names = files_in(unpacked)
+    assert {*SOURCES, *(f"docs/{name}" for name in files_in(ROOT / "docs"))} <= names
+    others = [name for name in names if name.startswith(("bench", "training", "."))]
+    assert others == ["training/README.md"]
+    assert not [name for name in names if "/test_" in name]
+
+
+def test_the_documentation_is_laid_out_from_the_archive(unpacked):
+    """All is there that `make docs` gives to Sphinx."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAYS_OUT], cwd=unpacked, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    laid = files_in(unpacked / "laid")
+    assert {"index.md", "training.md", "reference/commands.md", "request.svg"} <= laid
 
 
 def test_the_wheel_is_for_any_machine_and_holds_the_package(wheel):

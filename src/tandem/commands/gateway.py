@@ -1,7 +1,6 @@
 """`tandem gateway`: one gateway in this terminal, for workers that join from anywhere."""
 
 import asyncio
-import signal
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +11,17 @@ import typer
 from rich.console import Console
 
 import tandem
+from tandem.commands.foreground import Foreground
 from tandem.commands.options import flag, flags, settings_flag, with_options
 from tandem.commands.terminal import print_warning, terminal
 from tandem.commands.which_cluster import listen_endpoint, process_name, state_directory
 from tandem.config.cluster.live import LiveFile, read_live_cluster
 from tandem.config.processes import GatewayListening, GatewaySetup
 from tandem.live.channels.keys import make_pair
-from tandem.live.launching.launcher import LocalLauncher
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
 from tandem.live.processes.before_start import exposure_of
-from tandem.live.processes.cluster import ProcessesFailed
 from tandem.live.processes.key_files import admitted_beside, read_gateway_keys
+from tandem.live.processes.lifecycle import ended_by_signals
 from tandem.live.processes.setups import Setups, program_of, write_cluster
 
 POLL_S = 0.05
@@ -55,6 +54,13 @@ def gateway_command(
 
     Beside it, commands such as `tandem status` and `tandem drain` work as for `tandem up`.
     """
+    with ended_by_signals():
+        _serve(cluster, options)
+
+
+def _serve(cluster: str, options: GatewayOptions) -> None:
+    """Until it is told to end. Raises `InvalidConfiguration`, `ClusterRunning` or
+    `ProcessesFailed`."""
     settings = list(options.settings or ())
     if options.listen is not None:
         settings.append(f"listen={options.listen}")
@@ -95,18 +101,19 @@ async def _run(
     file: LiveFile, setup: GatewaySetup, directory: StateDirectory, console: Console
 ) -> None:
     """Until the gateway has ended. Raises `ProcessesFailed`."""
-    launcher, loop = LocalLauncher(), asyncio.get_running_loop()
-    pid = await launcher.start(replace(program_of(setup, directory), log=None))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, launcher.send, setup.gateway, signal.SIGTERM)
-    announcing = asyncio.create_task(_announce(file, setup, directory, pid, console))
+    foreground = Foreground()
+    announcing: list[asyncio.Task[None]] = []
+
+    def started(pid: int) -> None:
+        announcing.append(asyncio.create_task(_announce(file, setup, directory, pid, console)))
+
     try:
-        ended = await launcher.ended()
+        was_ready = await foreground.run(replace(program_of(setup, directory), log=None), started)
     finally:
-        announcing.cancel()
-    if ended.code:
-        raise ProcessesFailed(f"{setup.gateway} {ended.how}")
-    console.print(f"{setup.gateway} has ended")
+        for task in announcing:
+            task.cancel()
+    when = "" if was_ready else " before it was ready"
+    console.print(f"{setup.gateway} has ended{when}")
 
 
 async def _announce(

@@ -2,13 +2,14 @@
 this terminal."""
 
 import asyncio
-import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from rich.console import Console
 
+from tandem.commands.foreground import Foreground
 from tandem.commands.options import flag, flags, with_options
 from tandem.commands.terminal import terminal
 from tandem.commands.which_cluster import (
@@ -16,6 +17,7 @@ from tandem.commands.which_cluster import (
     ClusterToJoin,
     WhichCluster,
     cluster_to_join,
+    host_names,
     process_name,
     until_resolved,
 )
@@ -25,9 +27,10 @@ from tandem.config.cluster.workers import PoolConfig
 from tandem.facts.errors import InvalidConfiguration, nearest
 from tandem.facts.fleet import Role
 from tandem.live.gateway.operators import PATIENCE_S, Operators
-from tandem.live.launching.launcher import Ended, ExitCode, LocalLauncher, Program
+from tandem.live.launching.launcher import Program
 from tandem.live.launching.state_directory import ProcessRecord
 from tandem.live.processes.cluster import ProcessesFailed
+from tandem.live.processes.lifecycle import ended_by_signals
 from tandem.live.processes.member_health import MemberHealth, serve_health, watch
 from tandem.live.processes.setups import program_of
 
@@ -44,7 +47,9 @@ class JoinOptions:
     )
     role: Role | None = flag("Another role than the pool's.", default=None)
     worker: str | None = flag(
-        "Its name. (default: the pool's next; with --gateway this host's)", default=None
+        "Its name. (default: the pool's next; with --gateway this host's, with -2, -3, ... behind "
+        "it for further ones)",
+        default=None,
     )
     listen_s: float = flag(
         "Give up if it has not joined by then.", "--start-timeout-s", default=900.0, min=1
@@ -64,7 +69,7 @@ def join_command(which: WhichCluster, elsewhere: ClusterElsewhere, options: Join
     On another machine, give it --file, --keys and --gateway, or a copy of the cluster's state
     directory with --state-dir.
     """
-    with cluster_to_join(which, elsewhere) as target:
+    with ended_by_signals(), cluster_to_join(which, elsewhere) as target:
         asyncio.run(_join(target, options, terminal()))
 
 
@@ -78,38 +83,27 @@ async def _join(target: ClusterToJoin, options: JoinOptions, console: Console) -
     program = replace(_program(target, options, taken), log=None)
     name = program.name
     console.print(f"[bold]{name}[/bold] starts with {target.cluster.model} …", soft_wrap=True)
-    launcher, health = LocalLauncher(), MemberHealth(name)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # A second one reaches a worker that drains already, and ends it at once.
-        loop.add_signal_handler(number, launcher.send, name, signal.SIGTERM)
+    foreground, health = Foreground(), MemberHealth(name)
+
+    def started(pid: int) -> None:
+        health.pid = pid
+
     beside = [_announce(target, operators, name, options.listen_s, console)]
     if target.supervisor is not None:
-        beside.append(_leave_with(target.supervisor, launcher, name))
+        beside.append(_leave_with(target.supervisor, foreground))
     if options.health_port is not None:
         beside += [watch(health, operators), serve_health(health, options.health_port)]
     try:
-        ended = await _with_others(_run(launcher, program, health), beside)
+        was_ready = await _with_others(foreground.run(program, started), beside)
     finally:
-        launcher.send(name, signal.SIGTERM)
+        foreground.tell_to_end()
         (target.directory.path / f"{name}.setup.json").unlink(missing_ok=True)
-    if ended.code:
-        raise ProcessesFailed(f"{name} {ended.how}")
-    console.print(f"{name} has left")
-
-
-async def _run(launcher: LocalLauncher, program: Program, health: MemberHealth) -> Ended:
-    """Its end; one that leaves to come back is started again."""
-    while True:
-        health.pid = await launcher.start(program)
-        ended = await launcher.ended()
-        if ended.code != ExitCode.AGAIN:
-            return ended
+    console.print(f"{name} has left" if was_ready else f"{name} has ended before it was ready")
 
 
 async def _with_others(
-    work: Coroutine[Any, Any, Ended], others: list[Coroutine[Any, Any, None]]
-) -> Ended:
+    work: Coroutine[Any, Any, bool], others: list[Coroutine[Any, Any, None]]
+) -> bool:
     """What the work gives. The others end with it, and end it when one fails."""
     working = asyncio.create_task(work)
     waiting: set[asyncio.Task[Any]] = {working, *map(asyncio.create_task, others)}
@@ -144,11 +138,11 @@ async def _announce(
     )
 
 
-async def _leave_with(supervisor: ProcessRecord, launcher: LocalLauncher, name: str) -> None:
+async def _leave_with(supervisor: ProcessRecord, foreground: Foreground) -> None:
     """Ends the worker when the cluster has ended: nobody would ever ask it for anything."""
     while supervisor.alive:
         await asyncio.sleep(POLL_S)
-    launcher.send(name, signal.SIGTERM)
+    foreground.tell_to_end()
 
 
 def _program(target: ClusterToJoin, options: JoinOptions, taken: set[str]) -> Program:
@@ -180,14 +174,17 @@ def _pool(cluster: Cluster, options: JoinOptions) -> PoolConfig:
 
 
 def _name(target: ClusterToJoin, options: JoinOptions, kind: str, taken: set[str]) -> str:
-    """As given, or the first of its kind that nobody has, or on a machine of its own the host's."""
-    if options.worker is None and not target.is_alone:
-        # One that died, and that its supervisor is about to start again, still has its name.
-        others = taken | target.processes | set(process_names(target.cluster))
-        names = (f"{kind}-{index}" for index in range(len(others) + 1))
-        return next(name for name in names if name not in others)
+    """As given, or the first of its kind that nobody has, or on a machine of its own the host's.
+    Another process on this machine may have one that no gateway knows yet."""
+    if options.worker is None:
+        names: Iterator[str] = map(process_name, host_names())
+        if not target.is_alone:
+            # One that died, and that its supervisor is about to start again, still has its name.
+            taken = taken | target.processes | set(process_names(target.cluster))
+            names = (f"{kind}-{index}" for index in count())
+        return next(name for name in names if name not in taken and target.names.take(name))
     name = process_name(options.worker)
-    if name in taken:
+    if name in taken or not target.names.take(name):
         raise InvalidConfiguration(f"there is a worker {name} already; choose another --worker")
     planned = target.cluster.plans and not target.is_alone
     if planned and name in process_names(target.cluster):

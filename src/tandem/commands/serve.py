@@ -50,7 +50,7 @@ from tandem.live.launching.state_directory import sweep
 from tandem.live.log_format import begin_log
 from tandem.live.processes.before_start import check_before_start
 from tandem.live.processes.cluster import RunLimits
-from tandem.live.processes.lifecycle import end_within, loop_runner
+from tandem.live.processes.lifecycle import end_within, ended_by_signals, loop_runner
 
 OWN_NAME = "serve-"
 # After a second Ctrl-C.
@@ -170,10 +170,11 @@ def serve_command(
     options = read_options(config, given)
     begin_log(options.log_level, options.log_format, "server", logging.BASIC_FORMAT)
     console = terminal()
-    if shape.wanted:
-        serve_cluster(model, options, shape, console)
-        return
-    serve_here(model, options, console)
+    with ended_by_signals():
+        if shape.wanted:
+            serve_cluster(model, options, shape, console)
+        else:
+            serve_here(model, options, console)
 
 
 def serve_here(model: str | None, options: ServeOptions, console: Console) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from tandem.config.environment import BUNDLED_MODEL, runtime_directory
 from tandem.config.processes import CLUSTER_FILE, CurveKeys
 from tandem.facts.errors import InvalidConfiguration, TandemError
 from tandem.live.gateway.operators import PATIENCE_S, Operators
+from tandem.live.launching.name_locks import NameLocks
 from tandem.live.launching.private_directory import read_private
 from tandem.live.launching.state_directory import (
     ClusterRecord,
@@ -121,13 +123,14 @@ class ClusterElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ClusterToJoin:
-    """What a process that joins needs. `directory` takes its set-up; `supervisor` is None for a
-    cluster that has none, or none here."""
+    """What a process that joins needs. `directory` takes its set-up; `names` are those that others
+    on this machine join under; `supervisor` is None for a cluster that has none, or none here."""
 
     cluster: Cluster
     keys: CurveKeys
     endpoints: Sequence[str]
     directory: StateDirectory
+    names: NameLocks
     processes: frozenset[str] = frozenset()
     supervisor: ProcessRecord | None = None
 
@@ -143,22 +146,32 @@ class ClusterToJoin:
 @contextmanager
 def cluster_to_join(which: WhichCluster, elsewhere: ClusterElsewhere) -> Iterator[ClusterToJoin]:
     """It holds while the context does. Raises `InvalidConfiguration` or `NoCluster`."""
-    if elsewhere == ClusterElsewhere():
-        yield _of_running(which)
-        return
+    with ExitStack() as undo:
+        if elsewhere == ClusterElsewhere():
+            target = _of_running(which)
+        else:
+            folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="tandem-"))
+            target = _of_elsewhere(which, elsewhere, Path(folder))
+        undo.callback(target.names.release_names)
+        yield target
+
+
+def _of_elsewhere(which: WhichCluster, elsewhere: ClusterElsewhere, folder: Path) -> ClusterToJoin:
     if elsewhere.file is None or elsewhere.keys is None or not elsewhere.gateway:
         raise InvalidConfiguration("--file, --keys and --gateway go together: give all three")
     if which != WhichCluster():
         raise InvalidConfiguration(
             "--file, --keys and --gateway name a cluster; leave out --cluster and --state-dir"
         )
-    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
-        yield ClusterToJoin(
-            read_live_cluster(str(elsewhere.file)).cluster,
-            read_worker_keys(elsewhere.keys),
-            gateway_endpoints(elsewhere.gateway),
-            StateDirectory(Path(folder)),
-        )
+    cluster = read_live_cluster(str(elsewhere.file)).cluster
+    return ClusterToJoin(
+        cluster,
+        read_worker_keys(elsewhere.keys),
+        gateway_endpoints(elsewhere.gateway),
+        StateDirectory(folder),
+        # Beside the directories of clusters, whose names begin with no dot.
+        NameLocks(runtime_directory() / f".joined-{cluster.name}"),
+    )
 
 
 def _of_running(which: WhichCluster) -> ClusterToJoin:
@@ -176,6 +189,7 @@ def _of_running(which: WhichCluster) -> ClusterToJoin:
         running.keys,
         running.endpoints,
         running.directory,
+        NameLocks(running.directory.path),
         frozenset(record.processes),
         # Of one on another machine nobody here knows.
         record.supervisor if record.supervisor.alive else None,
@@ -188,11 +202,18 @@ POLL_S = 0.5
 
 def process_name(given: str | None) -> str:
     """As given, or this host's: on Kubernetes that is the pod's. Raises `InvalidConfiguration`."""
-    # The end of a pod's name tells it from others.
-    name = given if given is not None else socket.gethostname()[-LONGEST_NAME:].lstrip("-._")
+    name = given if given is not None else next(host_names())
     if problem := name_problem(name):
         raise InvalidConfiguration(problem)
     return name
+
+
+def host_names() -> Iterator[str]:
+    """This host's name, and for further processes on it the same with 2, 3, ... behind it."""
+    for number in count(1):
+        end = f"-{number}" if number > 1 else ""
+        # The end of a pod's name tells it from others.
+        yield socket.gethostname()[len(end) - LONGEST_NAME :].lstrip("-._") + end
 
 
 def listen_endpoint(listen: str) -> str:

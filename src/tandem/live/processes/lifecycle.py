@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 # to wait for it after each call that gives its turn away soon waits for 20 ms beside a thread that
 # computes: the engine's, or one that tokenises.
 SWITCH_S = 0.0005
+# What a process that was told to end while it loaded may take to give back what it has: a question
+# to a gateway that does not answer is over by then.
+HALF_LOADED_S = 4.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -99,6 +102,36 @@ def end_within(seconds: float, code: int) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Until an event loop takes the signals, SIGINT and SIGTERM end the process within
+    `HALF_LOADED_S`, with the code 0: one that only loads has nothing to finish. A second signal
+    does what it does by default. In another thread than the main one, which has the signals,
+    nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+
+    def end(_number: int, _frame: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        # Not everything that loads lets the exception through, or ends its threads.
+        timer = threading.Timer(HALF_LOADED_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        raise SystemExit(0)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 class StartUp:
