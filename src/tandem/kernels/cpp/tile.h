@@ -211,6 +211,13 @@ inline void for_each_block(int64_t rows, int64_t columns, int threads, const Blo
   const int64_t panels = (columns + kPanelColumns - 1) / kPanelColumns;
   const int64_t block_rows = block_rows_for(rows, panels, threads);
   const int64_t blocks = (rows + block_rows - 1) / block_rows;
+  // Where rows are few, weights are read once and memory is what is waited for: threads go through
+  // panels that lie in a row, so that what is asked for ahead of one is the next, and share the end.
+  if (blocks == 1) {
+#pragma omp parallel for schedule(guided) num_threads(threads)
+    for (int64_t panel = 0; panel < panels; ++panel) block(0, rows, panel);
+    return;
+  }
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t item = 0; item < blocks * panels; ++item) {
     const int64_t row = item / panels * block_rows;
