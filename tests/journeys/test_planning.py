@@ -31,7 +31,8 @@ policies:
   planning: {name: utilisation, threshold: 60%, interval_s: 500ms}
 """
 FIRST = {"prefill-0", "decode-0"}
-CLIENTS = 2
+# More than a worker has slots: whatever an answer's way takes beside its decode, another one waits.
+CLIENTS = 6
 PATIENCE_S = 60
 
 
