@@ -221,7 +221,7 @@ async def http(
 async def traced(folder: Path, streams: int, seconds: float, answer_tokens: int) -> list[Figure]:
     """Two gateway processes, of which one sends a trace of each call, measured in turn: what else
     the machine does is the same for both."""
-    receiver = await asyncio.start_server(_take_traces, "127.0.0.1", 0)
+    receiver = await asyncio.start_server(take_traces, "127.0.0.1", 0)
     traces = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}"
     processes: list[subprocess.Popen[bytes]] = []
     told: list[GatewayListening] = []
@@ -289,7 +289,7 @@ async def _round(
     return used_s / max(1, tokens), rate
 
 
-async def _take_traces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def take_traces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A receiver that says yes to everything, until the measuring ends."""
     with suppress(asyncio.CancelledError):
         while line := await reader.readline():
