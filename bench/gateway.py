@@ -221,34 +221,34 @@ async def http(
 async def traced(folder: Path, streams: int, seconds: float, answer_tokens: int) -> list[Figure]:
     """Two gateway processes, of which one sends a trace of each call, measured in turn: what else
     the machine does is the same for both."""
-    receiver = await asyncio.start_server(take_traces, "127.0.0.1", 0)
-    traces = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}"
     processes: list[subprocess.Popen[bytes]] = []
     told: list[GatewayListening] = []
     used: list[list[float]] = [[], []]
     rates: list[list[float]] = [[], []]
     try:
-        for name, url in (("plain", ""), ("traced", traces)):
-            processes.append(_start(folder, setup_in(folder, name, traces=url)))
-            told.append(await _listening(folder, name))
-        async with worker(folder, [each.endpoint for each in told], 0.0):
-            hosts = [each.url.removeprefix("http://").split(":") for each in told]
-            clients = [Client(host, int(port)) for host, port in hosts]
-            for client in clients:
-                await client.until_ready(1)
-            sender = _only_child(processes[1].pid)
-            sender_s = _cpu_s(sender)
-            for _ in range(TRACED_ROUNDS):
-                for place in (0, 1):
-                    pid = processes[place].pid
-                    cpu_s, rate = await _round(clients[place], pid, streams, seconds, answer_tokens)
-                    used[place].append(cpu_s)
-                    rates[place].append(rate)
-            # Of the rounds with traces; each began half a second before it was measured.
-            tokens = sum(rates[1]) * (seconds + 0.5)
-            sender_us = (_cpu_s(sender) - sender_s) / tokens * answer_tokens * 1e6
+        async with trace_receiver() as (traces, _):
+            for name, url in (("plain", ""), ("traced", traces)):
+                processes.append(_start(folder, setup_in(folder, name, traces=url)))
+                told.append(await _listening(folder, name))
+            async with worker(folder, [each.endpoint for each in told], 0.0):
+                hosts = [each.url.removeprefix("http://").split(":") for each in told]
+                clients = [Client(host, int(port)) for host, port in hosts]
+                for client in clients:
+                    await client.until_ready(1)
+                sender = _only_child(processes[1].pid)
+                sender_s = _cpu_s(sender)
+                for _ in range(TRACED_ROUNDS):
+                    for place in (0, 1):
+                        pid = processes[place].pid
+                        cpu_s, rate = await _round(
+                            clients[place], pid, streams, seconds, answer_tokens
+                        )
+                        used[place].append(cpu_s)
+                        rates[place].append(rate)
+                # Of the rounds with traces; each began half a second before it was measured.
+                tokens = sum(rates[1]) * (seconds + 0.5)
+                sender_us = (_cpu_s(sender) - sender_s) / tokens * answer_tokens * 1e6
     finally:
-        receiver.close()
         for process in processes:
             process.kill()
             process.wait()
@@ -289,14 +289,24 @@ async def _round(
     return used_s / max(1, tokens), rate
 
 
-async def take_traces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A receiver that says yes to everything, until the measuring ends."""
-    with suppress(asyncio.CancelledError):
-        while line := await reader.readline():
-            head = line + await reader.readuntil(b"\r\n\r\n")
-            length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-            await reader.readexactly(length)
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+@asynccontextmanager
+async def trace_receiver() -> AsyncIterator[tuple[str, list[int]]]:
+    """A receiver of traces that says yes to everything: its URL, and the bytes of each batch."""
+    batches: list[int] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.CancelledError):
+            while line := await reader.readline():
+                head = line + await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+                batches.append(len(await reader.readexactly(length)))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", batches
+    finally:
+        server.close()
 
 
 class Client:
@@ -317,7 +327,8 @@ class Client:
                 await asyncio.sleep(0.02)
 
     async def stream(self, max_tokens: int, count: Count, *, again: bool = False) -> None:
-        """Read a stream to its end; with `again` the next one follows."""
+        """Read a stream to its end; with `again` the next one follows. Raises `ConnectionError` for
+        one that breaks off."""
         body = (BODY % (",".join(map(str, PROMPT)), max_tokens)).encode()
         head = (
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -332,8 +343,10 @@ class Client:
                     chunk = await reader.read(1 << 16)
                     count.tokens += chunk.count(SPELLED)
                     last = (last + chunk)[-64:]
-                    if b"[DONE]" in last or not chunk:
+                    if b"[DONE]" in last:
                         break
+                    if not chunk:
+                        raise ConnectionError("an answer ended before its end")
             finally:
                 writer.close()
             if not again:

@@ -20,7 +20,7 @@ import httpx2
 import typer
 
 from figures import Figure, show
-from gateway import Client, Count, take_traces
+from gateway import Client, Count, trace_receiver
 from tandem_process import serving
 
 CONCURRENT = 16
@@ -71,25 +71,26 @@ async def _watched(url: str, scrape_s: float) -> AsyncIterator[None]:
 async def _measure(
     words: tuple[str, ...], rounds: int, calls: int, tokens: int, scrape_s: float
 ) -> list[Figure]:
-    receiver = await asyncio.start_server(take_traces, "127.0.0.1", 0)
-    traces = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}"
     alone: list[float] = []
     watched: list[float] = []
-    with ExitStack() as servers:
-        plain = servers.enter_context(serving("serve", *words))
-        traced = servers.enter_context(serving("serve", *words, "--otlp-traces-endpoint", traces))
-        for number in range(1 + rounds):
-            # Whoever is first finds the machine as the round before has left it.
-            for place in (0, 1) if number % 2 else (1, 0):
-                if place:
-                    async with _watched(traced, scrape_s):
-                        rate = await _answer_all(traced, calls, tokens)
-                else:
-                    rate = await _answer_all(plain, calls, tokens)
-                if number:
-                    (alone, watched)[place].append(rate)
-    receiver.close()
-    return _figures(alone, watched)
+    async with trace_receiver() as (traces, batches):
+        with ExitStack() as servers:
+            plain = servers.enter_context(serving("serve", *words))
+            traced = servers.enter_context(
+                serving("serve", *words, "--otlp-traces-endpoint", traces)
+            )
+            for number in range(1 + rounds):
+                # Whoever is first finds the machine as the round before has left it.
+                for place in (0, 1) if number % 2 else (1, 0):
+                    if place:
+                        async with _watched(traced, scrape_s):
+                            rate = await _answer_all(traced, calls, tokens)
+                    else:
+                        rate = await _answer_all(plain, calls, tokens)
+                    if number:
+                        (alone, watched)[place].append(rate)
+    sent_bytes = sum(batches) / ((1 + rounds) * calls)
+    return [*_figures(alone, watched), Figure("traces received", sent_bytes, "bytes a call")]
 
 
 def _figures(alone: list[float], watched: list[float]) -> list[Figure]:
