@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
@@ -48,6 +49,11 @@ class Browser:
     def all(self, css: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, css)
 
+    def texts(self, css: str) -> list[str]:
+        """What all these elements show at one moment: the page may draw anew at the next."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText)"
+        return list(self.driver.execute_script(script, css))
+
     def one(self, css: str, text: str = "") -> WebElement:
         """The first element that has this text, once it is there."""
 
@@ -57,7 +63,11 @@ class Browser:
                     return element
             return False
 
-        return WebDriverWait(self.driver, PATIENCE_S, 0.05).until(found, f"no {css} with {text!r}")
+        # What is gone once it is looked at was of the view before.
+        looks = WebDriverWait(
+            self.driver, PATIENCE_S, 0.05, ignored_exceptions=[StaleElementReferenceException]
+        )
+        return looks.until(found, f"no {css} with {text!r}")
 
     def gone(self, css: str) -> None:
         """Until there is no such element."""

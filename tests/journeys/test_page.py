@@ -93,7 +93,7 @@ def test_an_answer_streams_and_its_story_is_a_click_away(running):
     browser.all(".turn .note a")[-1].click()
     browser.one("h2", "Where it could have gone")
     browser.one(".spans dt", "decode")
-    chosen = [row.text for row in browser.all("tr") if "chosen" in row.text]
+    chosen = [row for row in browser.texts("tr") if "chosen" in row]
     assert len(chosen) == 2
     assert browser.nameless() == []
     keep_pictures(browser, "request")
@@ -111,7 +111,7 @@ def test_the_cluster_is_seen_and_changed_by_its_operator(running):
     assert browser.all(".map .flow")
     browser.one(".map a[aria-label^='decode-1']").click()
     browser.one(".card .note", "With an operator's key")
-    assert not [each for each in browser.all("button") if each.text == "Drain"]
+    assert "Drain" not in browser.texts("button")
     assert browser.nameless() == []
 
     address = up.succeed("page", "--print").strip().replace("\n", "")
@@ -128,9 +128,7 @@ def test_the_cluster_is_seen_and_changed_by_its_operator(running):
     form.find_element("css selector", "textarea").send_keys("slo.tpot=50ms")
     browser.one("button", "Simulate").click()
     browser.one("td", "round-robin")
-    labels = [
-        row.text.split()[0] for row in browser.all("section[aria-labelledby=what-if] tbody tr")
-    ]
+    labels = [row.split()[0] for row in browser.texts("section[aria-labelledby=what-if] tbody tr")]
     assert labels == ["recorded", "unchanged", "cost", "round-robin"]
     browser.one("section[aria-labelledby=change] textarea").send_keys("slo.ttft=3s")
     browser.one("button", "Show what changes").click()
