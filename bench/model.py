@@ -90,7 +90,7 @@ class Rig:
             context_tokens=spec.context_tokens,
             vocabulary_tokens=spec.vocabulary_tokens,
             max_sequences=slots,
-            batching=TokenBudgetBatching(2048),
+            batching=TokenBudgetBatching.on("cpu", 2048),
             root=CacheRoot("bench", "", layout.describe()),
             steps_in_flight=0,
             prefix_caching=False,

@@ -29,7 +29,7 @@ def narrow(library: NativeLibrary) -> Kernels:
     return native_kernels(library, narrow=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def bf16_products(library: NativeLibrary) -> None:
     if not has_bf16_products(library):
         pytest.skip("this processor does not multiply in bfloat16")

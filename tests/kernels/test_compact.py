@@ -4,35 +4,46 @@ import pytest
 import torch
 
 from tandem.kernels.faces import Kernels, native_kernels
-from tandem.kernels.instructions import available_instructions
+from tandem.kernels.instructions import InstructionSet, available_instructions
 from tandem.kernels.linear import NativePack
 from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.packed import Pack
 
 SHAPES = [(1, 1), (64, 64), (65, 33), (130, 300), (1100, 71), (192, 517)]
-ROWS = (1, 2, 3, 4, 7, 13, 48, 49, 96, 130)
+ROWS = (1, 2, 3, 4, 6, 7, 13, 48, 49, 96, 130)
 RARE = (0.0, -0.0, 1e-40, -1e-30, 3e38, float("inf"), float("-inf"), float("nan"))
 
 
-@pytest.fixture(scope="module")
-def with_avx2() -> NativeLibrary:
+# Instructions, and whether products are in bfloat16.
+WAYS: list[tuple[InstructionSet, bool]] = [
+    ("avx2", False),
+    ("avx512", False),
+    ("avx512-bf16", False),
+    ("avx512-bf16", True),
+]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0]}-{way[1]}")
+def way(request: pytest.FixtureRequest) -> tuple[NativeLibrary, bool]:
     """Also on a processor that has more."""
-    if "avx2" not in available_instructions():
-        pytest.skip("weights are compact with AVX2 alone")
-    loaded = load_library(instruction_set="avx2")
+    instructions, narrow = request.param
+    if instructions not in available_instructions():
+        pytest.skip(f"this processor lacks {instructions}")
+    loaded = load_library(instruction_set=instructions)
     if isinstance(loaded, BuildFailure):
         pytest.skip(loaded.reason)
-    return loaded
+    return loaded, narrow
 
 
 @pytest.fixture(scope="module")
-def native(with_avx2: NativeLibrary) -> Kernels:
-    return native_kernels(with_avx2)
+def native(way: tuple[NativeLibrary, bool]) -> Kernels:
+    library, narrow = way
+    return native_kernels(library, narrow=narrow)
 
 
 @pytest.fixture(scope="module")
-def plain(with_avx2: NativeLibrary) -> Pack:
-    return NativePack(with_avx2, compact=False)
+def plain(way: tuple[NativeLibrary, bool]) -> Pack:
+    return NativePack(way[0], compact=False)
 
 
 def weight(out_features: int, in_features: int, rare: tuple[float, ...] = ()) -> torch.Tensor:

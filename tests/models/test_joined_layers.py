@@ -69,6 +69,19 @@ def test_one_call_has_the_bits_of_many(checkpoints, name, arithmetic, storage, k
         assert torch.equal(*pools)
 
 
+@pytest.mark.parametrize("wanted", [None, torch.arange(0, 540, 7)])
+def test_so_have_more_rows_than_go_through_its_end_together(checkpoints, wanted):
+    decoders = both_ways(checkpoints("qwen3"), "auto", "bfloat16")
+    blocks = shuffled_blocks(3, 160, 144 * BLOCK_SIZE)
+    chunks = [
+        Chunk(tokens_of(seed), blocks[12 * seed : 12 * (seed + 1)], 0, PROMPT) for seed in range(12)
+    ]
+    step = batch_of(chunks, wanted)
+    assert len(step.token_ids) > 512
+    one, many = (decoder.forward(step, poisoned_store(decoder, 160)) for decoder in decoders)
+    assert torch.equal(one, many)
+
+
 def test_one_call_has_the_bits_of_many_for_a_tree(checkpoints):
     decoders = both_ways(checkpoints("qwen3"), "float32", "float32")
     tokens, blocks = tokens_of(4), shuffled_blocks(5)

@@ -29,7 +29,7 @@ from tandem.kernels.native import (
 # Bounds the memory of one padded gather.
 GATHER_ELEMENTS = 1 << 28
 # Rows (queries times heads of a group) that repay the transposition of the keys.
-TILE_ROWS = 120
+TILE_ROWS = 240
 POOL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
@@ -242,14 +242,16 @@ def tile_tokens(heads: int, kv_heads: int) -> int:
 
 
 class NativePagedAttention:
-    """fp32 arithmetic over float32, bfloat16, float16 or int8 keys. q must be float32; blocks may
-    lie anywhere, but D must be contiguous."""
+    """Over float32, bfloat16, float16 or int8 keys, in fp32 or, if `narrow`, in bfloat16 with sums
+    in fp32. q must be float32; blocks may lie anywhere, but D must be contiguous."""
 
-    def __init__(self, library: NativeLibrary) -> None:
+    def __init__(self, library: NativeLibrary, *, narrow: bool = False) -> None:
+        self._narrow = narrow
         self.run = library.function(
             "tandem_paged_attention",
             *(Pointer, Integer, Integer, Pointer, Integer, IntegerArray, Pointer, Pointer, Pointer),
             *(Integer, Integer, Pointer, Pointer, IntegerArray, Real, Integer, Integer, Integer),
+            Integer,
         )
 
     def __call__(
@@ -286,6 +288,7 @@ class NativePagedAttention:
             scale,
             window or 0,
             tile_tokens(heads, kv_heads),
+            self._narrow,
             torch.get_num_threads(),
         )
         return out_THD

@@ -31,7 +31,7 @@ def known_high_bytes(weight_NC: Tensor) -> np.ndarray:
 
 
 class NativeCompact:
-    """On processors with AVX2 and without AVX-512, where it was found to be faster."""
+    """On processors with AVX2 or AVX-512."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._there = bool(library.number("tandem_has_compact"))

@@ -142,7 +142,7 @@ def native_kernels(library: NativeLibrary, *, narrow: bool = False) -> Kernels:
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rotate_and_store=NativeRotateAndStore(library),
-        paged_attention=NativePagedAttention(library),
+        paged_attention=NativePagedAttention(library, narrow=products.bf16),
         gated_activation=NativeGatedActivation(library),
         gelu=NativeGelu(library),
         mask_logits=NativeMaskLogits(library),

@@ -99,6 +99,7 @@ class _Model(ctypes.Structure):
         ("half", Integer),
         ("cos", Pointer),
         ("sin", Pointer),
+        ("narrow", Integer),
         ("norm_eps", ctypes.c_double),
         ("norm_offset", ctypes.c_double),
         ("attention_scale", ctypes.c_double),
@@ -144,7 +145,8 @@ class NativeJoinLayers:
     def __init__(self, library: NativeLibrary, narrow: NarrowProducts) -> None:
         for name, structure in (("layer", _Layer), ("model", _Model), ("step", StepArguments)):
             assert library.number(f"tandem_{name}_bytes") == ctypes.sizeof(structure)
-        self._weight = narrow.arguments
+        self._narrow, self._weight = narrow, narrow.arguments
+        self._wide_floats = library.function("tandem_wide_floats", Pointer, Integer, Pointer)
         self._run = library.function("tandem_layers", *(Pointer,) * 2, Integer, *(Pointer,) * 6)
 
     def __call__(
@@ -177,11 +179,13 @@ class NativeJoinLayers:
             0 if table is None else table.cos.shape[1],
             None if table is None else address_of_floats("table.cos", table.cos),
             None if table is None else address_of_floats("table.sin", table.sin),
+            self._narrow.bf16,
             spec.norm.eps,
             spec.norm.offset,
             attention.scale,
         )
-        return NativeLayers(self._run, spec, model, held, (tuple(layers), table))
+        calls = self._run, self._wide_floats
+        return NativeLayers(calls, spec, model, held, (tuple(layers), table))
 
 
 class NativeLayers:
@@ -189,13 +193,14 @@ class NativeLayers:
 
     def __init__(
         self,
-        run: NativeFunction,
+        calls: tuple[NativeFunction, NativeFunction],
         spec: ModelSpec,
         model: _Model,
         layers: "ctypes.Array[_Layer]",
         held: object,
     ) -> None:
-        self._run, self._spec = run, spec
+        self._run, self._wide_floats = calls
+        self._spec = spec
         self.model, self.layers = model, layers
         self._held = held
 
@@ -203,12 +208,11 @@ class NativeLayers:
     def tile_tokens(self) -> int:
         return tile_tokens(self._spec.attention.heads, self._spec.attention.kv_heads)
 
-    @property
-    def wide_features(self) -> int:
-        """What lies between two linears of one token."""
-        attention = self._spec.attention
-        heads = attention.query_features + attention.kv_features
-        return 3 * max(heads, self._spec.feed_forward_features)
+    def wide_floats(self, rows: int) -> int:
+        """What lies between the linears of so many."""
+        found = Integer()
+        self._wide_floats(ctypes.addressof(self.model), rows, ctypes.addressof(found))
+        return int(found.value)
 
     def __call__(self, residual_TC: Tensor, step: LayerStep) -> Tensor:
         hidden, tokens, wanted = self._spec.hidden_features, residual_TC.shape[0], step.wanted
@@ -219,7 +223,7 @@ class NativeLayers:
         out_WC = torch.empty(tokens if wanted is None else len(wanted), hidden)
         rows = max(tokens, len(out_WC))
         update_RC, x_RC = torch.empty(rows, hidden), torch.empty(rows, hidden)
-        wide_RF = torch.empty(rows, self.wide_features)
+        wide = torch.empty(self.wide_floats(rows))
         self._run(
             ctypes.addressof(self.model),
             ctypes.addressof(self.layers),
@@ -228,7 +232,7 @@ class NativeLayers:
             residual_TC.data_ptr(),
             update_RC.data_ptr(),
             x_RC.data_ptr(),
-            wide_RF.data_ptr(),
+            wide.data_ptr(),
             out_WC.data_ptr(),
         )
         return out_WC

@@ -73,8 +73,8 @@ def linear(x_TC: Tensor, packed: PackedLinear) -> Tensor:
 
 class NativePack:
     """Rows first, then panels of 64 columns; panels of float64 do not exist. With `narrow`, codes
-    of eight bits are in fours, for products of bytes. bfloat16 becomes compact where that is faster
-    (never for products in it), unless told not to."""
+    of eight bits are in fours, for products of bytes. bfloat16 becomes compact where the processor
+    has instructions for it, unless told not to."""
 
     def __init__(
         self, library: NativeLibrary, *, narrow: bool = False, compact: bool = True
@@ -200,7 +200,7 @@ class NativeLinear:
             x_TC.shape[0],
             weight.data_ptr(),
             storage_code(packed),
-            self._narrow and weight.dtype is torch.bfloat16,
+            self._narrow and packed.storage == "bfloat16",
             None if scale is None else scale.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out_TN.data_ptr(),

@@ -187,7 +187,7 @@ class NativeStep:
         self._run, self._spec = run, model.spec
         arguments, pool = SlotArguments.of(slots), layers.pool(kv)
         self._held = model, layers, ends, slots, kv, arguments, pool
-        self._wide, self._context_tokens = layers.wide_features, slots.tokens.shape[1]
+        self._wide_floats, self._context_tokens = layers.wide_floats, slots.tokens.shape[1]
         self._parts = (
             ctypes.addressof(layers.model),
             ctypes.addressof(layers.layers),
@@ -216,7 +216,7 @@ class NativeStep:
         tokens, draws = sum(rows.counts.tolist()), sum(rows.draws.tolist())
         hidden = self._spec.hidden_features
         # One piece for all that is not returned, but for logits: these are long.
-        work = torch.empty(tokens * (3 * hidden + self._wide))
+        work = torch.empty(tokens * 3 * hidden + self._wide_floats(tokens))
         residual = work.data_ptr()
         update = residual + 4 * tokens * hidden
         x = update + 4 * tokens * hidden

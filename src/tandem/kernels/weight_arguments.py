@@ -4,8 +4,6 @@ forms."""
 import ctypes
 from dataclasses import dataclass
 
-import torch
-
 from tandem.kernels.arguments import DTYPE_CODES, address
 from tandem.kernels.compact import COMPACT_CODE
 from tandem.kernels.native import Integer, KernelArgumentError, Pointer
@@ -39,7 +37,7 @@ def storage_code(packed: PackedLinear) -> int:
 @dataclass(frozen=True, slots=True)
 class NarrowProducts:
     """Which weights are multiplied in the precision that they are stored in: those in `bf16`, and
-    those that are `coded`."""
+    those that are `coded`. Where the first are, so are keys and values."""
 
     bf16: bool
     coded: bool
@@ -54,10 +52,10 @@ class NarrowProducts:
             in_features=packed.in_features,
             out_features=packed.out_features,
         )
-        groups, dtype = packed.groups, packed.weight.dtype
+        groups = packed.groups
         if groups is None:
             weight.storage = storage_code(packed)
-            weight.narrow = self.bf16 and dtype is torch.bfloat16
+            weight.narrow = self.bf16 and packed.storage == "bfloat16"
         else:
             weight.narrow, weight.bits = self.coded, groups.bits
             weight.group, weight.zero = groups.size, groups.zero

@@ -12,6 +12,7 @@ from torch import Tensor
 from tandem.facts.model import ModelSpec
 from tandem.kernels.coded import CodedWeight
 from tandem.kernels.faces import Kernels
+from tandem.kernels.native import return_freed_memory
 from tandem.kernels.packed import FLOAT_STORAGE, PackedLinear, Storage
 from tandem.models.checkpoint import WeightSource
 from tandem.models.formats.contract import CodeForm, groups, joint_form
@@ -23,6 +24,10 @@ from tandem.models.parameters import (
     TensorPart,
     decoder_parts,
 )
+
+# Unpacked matrices leave holes in the heap that the next ones do not fit in. Pages are made anew
+# behind what was given back, so that doing it after each layer would take longer.
+LAYERS_A_TRIM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +115,18 @@ def assemble_weights(
         embedding_VC = assembly.stack((parts.embedding,), form.embedding_dtype)
     return DecoderWeights(
         embedding=embedding_VC,
-        layers=tuple(_layer(assembly, layer) for layer in layers_of(parts, place)),
+        layers=tuple(_layers(assembly, layers_of(parts, place))),
         final_norm=assembly.vector(parts.final_norm) if place.is_last else None,
         head=head,
         compute=form.compute,
     )
+
+
+def _layers(assembly: "Assembly", parts: Sequence[LayerParts]) -> Iterator[LayerWeights]:
+    for number, layer in enumerate(parts, 1):
+        yield _layer(assembly, layer)
+        if number % LAYERS_A_TRIM == 0:
+            return_freed_memory()
 
 
 def _layer(assembly: "Assembly", parts: LayerParts) -> LayerWeights:

@@ -45,10 +45,9 @@ struct CodedCall {
   }
 };
 
-constexpr int64_t kChunk = 256;
-// From here on unpacking a stretch once costs less than for each group of rows; sums in int16 want it
-// as it is.
-constexpr int64_t kUnpackRows = kSumsInInt16 ? INT64_MAX : 12;
+// How deep a stretch is: of codes, and of values that are widened into scratch.
+constexpr int64_t kCodedChunk = 1024;
+constexpr int64_t kWideChunk = 256;
 
 void finish(const CodedCall& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
   const int64_t first = panel * kPanelColumns;
@@ -61,17 +60,6 @@ void finish(const CodedCall& call, int64_t row, int64_t rows, int64_t panel, con
       out[n] = call.bias ? sum + call.bias[first + n] : sum;
     }
   }
-}
-
-// Codes of four bits as bytes.
-void unpack(const CodedPanel& packed, uint8_t* bytes) {
-  const int64_t four = 4 * kPanelColumns;
-  for (int64_t k = 0; k < packed.depth; k += 8)
-    for (int64_t i = 0; i < four; ++i) {
-      const uint8_t both = packed.codes[k / 8 * four + i];
-      bytes[k / 4 * four + i] = both & 0x0f;
-      bytes[(k / 4 + 1) * four + i] = both >> 4;
-    }
 }
 
 // The values of a stretch, [depth][64].
@@ -107,19 +95,17 @@ void widen(const CodedPanel& panel, float* wide) {
 template <bool Coded>
 void block_panel(const CodedCall& call, int64_t row, int64_t rows, int64_t panel) {
   static thread_local Scratch held;
-  const int64_t most_groups = call.group < kChunk ? kChunk / call.group : 1;
-  const int64_t deepest = most_groups * call.group * kPanelColumns;
-  float* sums = held.take(rows * kPanelColumns + deepest + deepest / 4);
+  constexpr int64_t chunk = Coded ? kCodedChunk : kWideChunk;
+  const int64_t most_groups = call.group < chunk ? chunk / call.group : 1;
+  const int64_t deepest = Coded ? 0 : most_groups * call.group;
+  float* sums = held.take((rows + deepest) * kPanelColumns);
   float* wide = sums + rows * kPanelColumns;
-  uint8_t* bytes = (uint8_t*)(wide + deepest);
   const RowGroups tiles(rows, Coded ? kCodeRows : kTileRows);
-  const bool unpacks = Coded && call.bits == 4 && rows >= kUnpackRows;
   const int64_t step = Coded && tiles.count == 1 ? call.groups() : most_groups;
   for (int64_t first = 0; first < call.groups(); first += step) {
     const int64_t left = call.groups() - first;
-    CodedPanel stretch = call.stretch(panel, first, left < step ? left : step);
+    const CodedPanel stretch = call.stretch(panel, first, left < step ? left : step);
     const int64_t k = first * call.group;
-    if (unpacks) unpack(stretch, bytes), stretch.codes = bytes;
     if (!Coded) call.bits == 4 ? widen<4>(stretch, wide) : widen<8>(stretch, wide);
     for (int64_t t = 0; t < tiles.count; ++t) {
       float* c = sums + tiles.begin(t) * kPanelColumns;
@@ -128,7 +114,7 @@ void block_panel(const CodedCall& call, int64_t row, int64_t rows, int64_t panel
         const int64_t depth = call.in_features - k < stretch.depth ? call.in_features - k : stretch.depth;
         tile(tiles.size(t), c, kPanelColumns, call.x + begin * call.x_stride + k, call.x_stride,
              StridedRows<float>{wide, kPanelColumns}, TileShape{depth, kPanelColumns, k == 0});
-      } else if (call.bits == 4 && !unpacks) {
+      } else if (call.bits == 4) {
         tile_codes<4>(tiles.size(t), c, call.coded.from(begin, k, first), stretch, k == 0);
       } else {
         tile_codes<8>(tiles.size(t), c, call.coded.from(begin, k, first), stretch, k == 0);

@@ -14,8 +14,33 @@ struct Exception {
   uint32_t place_and_byte;
 };
 
-// 32 values; says which have no code.
-uint32_t compact_half(const uint8_t (&known)[16], const uint16_t* values, int half, uint8_t* unit) {
+// The values of a part; says which bytes have no code.
+#if defined(__AVX512BW__)
+
+uint64_t compact_part(const uint8_t (&known)[16], const uint16_t* values, int part, uint8_t* pair) {
+  const __m512i first = _mm512_loadu_si512(values), second = _mm512_loadu_si512(values + 32);
+  const __m512i byte = _mm512_set1_epi16(255);
+  const __m512i low =
+      _mm512_packus_epi16(_mm512_and_si512(first, byte), _mm512_and_si512(second, byte));
+  const __m512i high =
+      _mm512_packus_epi16(_mm512_srli_epi16(first, 8), _mm512_srli_epi16(second, 8));
+  __m512i codes = _mm512_setzero_si512();
+  uint64_t found = 0;
+  for (int n = 0; n < 16; ++n) {
+    const __mmask64 same = _mm512_cmpeq_epi8_mask(high, _mm512_set1_epi8((char)known[n]));
+    codes = _mm512_mask_mov_epi8(codes, same, _mm512_set1_epi8((char)n));
+    found |= same;
+  }
+  uint8_t* unit = pair + part * kUnitBytes;
+  const __m256i upper = _mm256_slli_epi16(_mm512_extracti64x4_epi64(codes, 1), 4);
+  _mm256_storeu_si256((__m256i*)unit, _mm256_or_si256(_mm512_castsi512_si256(codes), upper));
+  _mm512_storeu_si512(unit + 32, low);
+  return ~found;
+}
+
+#else
+
+uint64_t compact_part(const uint8_t (&known)[16], const uint16_t* values, int part, uint8_t* pair) {
   const __m256i first = _mm256_loadu_si256((const __m256i*)values);
   const __m256i second = _mm256_loadu_si256((const __m256i*)(values + 16));
   const __m256i byte = _mm256_set1_epi16(255);
@@ -27,20 +52,24 @@ uint32_t compact_half(const uint8_t (&known)[16], const uint16_t* values, int ha
     codes = _mm256_or_si256(codes, _mm256_and_si256(same, _mm256_set1_epi8((char)n)));
     found = _mm256_or_si256(found, same);
   }
-  if (half)
+  uint8_t* unit = pair + part / 2 * kUnitBytes;
+  if (part % 2)
     codes = _mm256_or_si256(_mm256_loadu_si256((const __m256i*)unit), _mm256_slli_epi16(codes, 4));
   _mm256_storeu_si256((__m256i*)unit, codes);
-  _mm256_storeu_si256((__m256i*)(unit + 32 + 32 * half), low);
+  _mm256_storeu_si256((__m256i*)(unit + 32 + 32 * (part % 2)), low);
   return ~(uint32_t)_mm256_movemask_epi8(found);
 }
+
+#endif
 
 // What lies behind the last column or k is read by nobody.
 void compact_panel(const Compact& weight, int64_t panel, const uint16_t* values, uint8_t* packed,
                    std::vector<Exception>& exceptions) {
-  for (int64_t at = 0; at < weight.pairs() * kPairValues; at += 32) {
-    uint8_t* unit = packed + at / 64 * kUnitBytes;
-    if (!compact_half(weight.known, values + at, (int)(at / 32 % 2), unit)) continue;
-    for (int64_t i = at; i < at + 32; ++i) {
+  for (int64_t at = 0; at < weight.pairs() * kPairValues; at += kPartValues) {
+    const int part = (int)(at % kPairValues / kPartValues);
+    uint8_t* pair = packed + at / kPairValues * kPairBytes;
+    if (!compact_part(weight.known, values + at, part, pair)) continue;
+    for (int64_t i = at; i < at + kPartValues; ++i) {
       const uint8_t high = (uint8_t)(values[i] >> 8);
       if (std::memchr(weight.known, high, sizeof weight.known)) continue;
       const int64_t column = panel * kPanelColumns + i % kPairValues / 2;

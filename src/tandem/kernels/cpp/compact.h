@@ -3,14 +3,16 @@
 // weight. Values with another one are exceptions, in a list beside. What DFloat11 (Zhang et al., 2025)
 // gains by codes of unlike lengths, but for one bit, with codes that a register of bytes looks up.
 //
-// 64 values, of one k and the next of 32 columns, lie in 32 bytes of codes and 2 x 32 low bytes. The
-// first 32 of them have the lower half of each byte of codes, and come from it by interleaving low
-// with high bytes in each half of a register.
+// A unit is 64 values, of one k and the next of 32 columns: in 32 bytes of codes and 64 low bytes. The
+// lower halves of the codes are of the first 32 low bytes. Low bytes are interleaved with the high ones
+// that codes stand for, in each part of 16 bytes of a register, which gives two registers of values.
 #pragma once
 
-#include "tile.h"
+#include <type_traits>
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#include "tile_bf16.h"
+
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #define TANDEM_COMPACT 1
 #endif
 
@@ -47,10 +49,40 @@ struct Compact {
 };
 static_assert(sizeof(Compact) == 64, "panels begin with a cache line");
 
-// Where the byte of value `i` of 32 lies.
-constexpr int64_t compact_place(int64_t i) { return i % 16 / 8 * 16 + i / 16 * 8 + i % 8; }
+// Values of two registers, and how many times so many a pair of k has.
+constexpr int64_t kPartValues = 4 * kLanes;
+constexpr int kParts = (int)(kPairValues / kPartValues);
+
+// Where the low byte of value `i` of a unit lies among them.
+constexpr int64_t compact_place(int64_t i) {
+  const int64_t run = kPartValues / 2, in_part = i % kPartValues;
+  return i - in_part + in_part % run / 8 * 16 + in_part / run * 8 + in_part % 8;
+}
 
 #if defined(TANDEM_COMPACT)
+
+#if defined(__AVX512BW__)
+
+using KnownBytes = __m512i;
+
+inline KnownBytes known_bytes(const Compact& weight) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)weight.known));
+}
+
+// One part of a pair of k, in two registers of pairs.
+inline __attribute__((always_inline)) void expand_part(const uint8_t* pair, int part,
+                                                       KnownBytes known, Words (&pairs)[2]) {
+  const uint8_t* unit = pair + part * kUnitBytes;
+  const __m512i halves = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)unit));
+  const __m512i shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+  const __m512i codes = _mm512_and_si512(_mm512_srlv_epi16(halves, shifts), _mm512_set1_epi8(15));
+  const __m512i high = _mm512_shuffle_epi8(known, codes);
+  const __m512i low = _mm512_loadu_si512(unit + 32);
+  pairs[0] = (Words)_mm512_unpacklo_epi8(low, high);
+  pairs[1] = (Words)_mm512_unpackhi_epi8(low, high);
+}
+
+#else
 
 using KnownBytes = __m256i;
 
@@ -58,36 +90,43 @@ inline KnownBytes known_bytes(const Compact& weight) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)weight.known));
 }
 
-// One half of 64 values, in two registers of pairs.
-inline __attribute__((always_inline)) void expand_half(const uint8_t* unit, int half,
+// One part of a pair of k, in two registers of pairs.
+inline __attribute__((always_inline)) void expand_part(const uint8_t* pair, int part,
                                                        KnownBytes known, Words (&pairs)[2]) {
+  const uint8_t* unit = pair + part / 2 * kUnitBytes;
   __m256i codes = _mm256_loadu_si256((const __m256i*)unit);
-  if (half) codes = _mm256_srli_epi16(codes, 4);
+  if (part % 2) codes = _mm256_srli_epi16(codes, 4);
   const __m256i high = _mm256_shuffle_epi8(known, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
-  const __m256i low = _mm256_loadu_si256((const __m256i*)(unit + 32 + 32 * half));
+  const __m256i low = _mm256_loadu_si256((const __m256i*)(unit + 32 + 32 * (part % 2)));
   pairs[0] = (Words)_mm256_unpacklo_epi8(low, high);
   pairs[1] = (Words)_mm256_unpackhi_epi8(low, high);
 }
 
-// Values of some pairs of k as they were, but for exceptions: [pairs][64][2], or [k][64] as floats.
-inline void expand(const uint8_t* packed, int64_t pairs, KnownBytes known, bf16* out) {
-  for (int64_t unit = 0; unit < 2 * pairs; ++unit, packed += kUnitBytes, out += 64)
-    for (int half = 0; half < 2; ++half) {
-      Words values[2];
-      expand_half(packed, half, known, values);
-      for (int i = 0; i < 2; ++i) store_raw(out + 32 * half + 16 * i, values[i]);
-    }
+#endif
+
+// Where expanded values go besides: nowhere, [pairs][64][2] or, as floats, [k][64].
+struct NoCopy {
+  NoCopy operator+(int64_t) const { return {}; }
+};
+
+// Register `number` of a pair of k.
+inline __attribute__((always_inline)) void put(NoCopy, int, Words) {}
+inline __attribute__((always_inline)) void put(bf16* pair, int number, Words values) {
+  store_raw(pair + 2 * kLanes * number, values);
 }
-inline void expand(const uint8_t* packed, int64_t pairs, KnownBytes known, float* out) {
-  for (int64_t pair = 0; pair < pairs; ++pair, packed += kPairBytes, out += 2 * kPanelColumns)
-    for (int half = 0; half < 4; ++half) {
+inline __attribute__((always_inline)) void put(float* pair, int number, Words values) {
+  store(pair + kLanes * number, (Floats)(values << 16));
+  store(pair + kPanelColumns + kLanes * number, (Floats)(values & 0xffff0000u));
+}
+
+// Values of some pairs of k as they were, but for exceptions.
+template <class Copy>
+inline void expand(const uint8_t* packed, int64_t pairs, KnownBytes known, Copy copy) {
+  for (int64_t pair = 0; pair < pairs; ++pair, packed += kPairBytes, copy += kPairValues)
+    for (int part = 0; part < kParts; ++part) {
       Words values[2];
-      expand_half(packed + half / 2 * kUnitBytes, half % 2, known, values);
-      for (int i = 0; i < 2; ++i) {
-        float* columns = out + (2 * half + i) * kLanes;
-        store(columns, (Floats)(values[i] << 16));
-        store(columns + kPanelColumns, (Floats)(values[i] & 0xffff0000u));
-      }
+      expand_part(packed, part, known, values);
+      TANDEM_UNROLL for (int i = 0; i < 2; ++i) put(copy, 2 * part + i, values[i]);
     }
 }
 
@@ -100,66 +139,83 @@ inline void set_high_byte(float* values, uint32_t place, uint32_t byte) {
   store_raw(value, byte << 24 | (load_raw<uint32_t>(value) & 0xffffff));
 }
 
-// As tile_rows, of pairs without exceptions and of so many halves from `First` on.
-template <int Rows, int First, int Halves>
-struct CompactTile {
-  Floats acc[Rows][2 * Halves];
-
-  inline __attribute__((always_inline)) void add(const float* a, ptrdiff_t a_stride,
-                                                 const uint8_t* pair, KnownBytes known, int depth) {
-    for (int half = 0; half < Halves; ++half) {
-      Words both[2];
-      expand_half(pair + (First + half) / 2 * kUnitBytes, (First + half) % 2, known, both);
-      for (int v = 0; v < 2; ++v)
-        for (int k = 0; k < depth; ++k) {
-          const Floats b = (Floats)(k ? both[v] & 0xffff0000u : both[v] << 16);
-          for (int r = 0; r < Rows; ++r) {
-            Floats& sum = acc[r][2 * half + v];
-            sum = multiply_add(splat(a[r * a_stride + k]), b, sum);
-          }
-        }
+// Adds products with the first `depth` of each pair to sums of one register of columns: in fp32, one
+// k after the other, or in bfloat16 of both.
+template <int Rows, int Vectors>
+inline __attribute__((always_inline)) void add_pairs(Floats (&acc)[Rows][Vectors], int vector,
+                                                     const float* a, ptrdiff_t a_stride, Words pairs,
+                                                     int depth) {
+  for (int k = 0; k < depth; ++k) {
+    const Floats b = (Floats)(k ? pairs & 0xffff0000u : pairs << 16);
+    TANDEM_UNROLL for (int r = 0; r < Rows; ++r) {
+      Floats& sum = acc[r][vector];
+      sum = multiply_add(splat(a[r * a_stride + k]), b, sum);
     }
   }
-};
-
-// Memory is asked for this far ahead.
-constexpr int64_t kAheadBytes = 1536;
-
-template <int Rows, int First, int Halves>
-inline __attribute__((noinline)) void tile_compact(float* c, const float* a, ptrdiff_t a_stride,
-                                                   const uint8_t* pair, KnownBytes known,
-                                                   int64_t depth, bool fresh) {
-  CompactTile<Rows, First, Halves> tile;
-  c += First * 2 * kLanes;
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < 2 * Halves; ++v)
-      tile.acc[r][v] = fresh ? Floats{} : load(c + r * kPanelColumns + v * kLanes);
-  int64_t k = 0;
-  for (; k + 2 <= depth; k += 2, pair += kPairBytes) {
-    if (!First)
-      for (int64_t i = 0; i < kPairBytes; i += 64) __builtin_prefetch(pair + kAheadBytes + i, 0, 3);
-    tile.add(a + k, a_stride, pair, known, 2);
-  }
-  if (k < depth) tile.add(a + k, a_stride, pair, known, 1);
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < 2 * Halves; ++v) store(c + r * kPanelColumns + v * kLanes, tile.acc[r][v]);
+}
+template <int Rows, int Vectors>
+inline __attribute__((always_inline)) void add_pairs(Floats (&acc)[Rows][Vectors], int vector,
+                                                     const bf16* a, ptrdiff_t a_stride, Words pairs,
+                                                     int) {
+  TANDEM_UNROLL for (int r = 0; r < Rows; ++r)
+    acc[r][vector] = add_pair(acc[r][vector], load_raw<int32_t>(a + r * a_stride), pairs);
 }
 
-// More rows read each value so often that a copy of them as they were is cheaper.
-constexpr int kCompactRows = 3;
+// Memory is asked for this far ahead; not where the processor sees to that well enough by itself, as
+// where registers are long and no other rows come in between, for which a copy is kept.
+template <class Copy>
+constexpr int64_t kCompactAhead = kLanes < 16 ? 1536 : std::is_same<Copy, NoCopy>::value ? 0 : 8192;
+constexpr int kCompactCache = kLanes < 16 ? kNearestCache : kSecondCache;
 
-// c [rows, 64] (+)= a [rows, depth] x pairs without exceptions; `fresh` starts from zero.
-inline void tile_compact(int rows, float* c, const float* a, ptrdiff_t a_stride,
-                         const uint8_t* packed, KnownBytes known, int64_t depth, bool fresh) {
-  switch (rows) {
-    case 1: return tile_compact<1, 0, 4>(c, a, a_stride, packed, known, depth, fresh);
-    case 2:
-      tile_compact<2, 0, 2>(c, a, a_stride, packed, known, depth, fresh);
-      return tile_compact<2, 2, 2>(c, a, a_stride, packed, known, depth, fresh);
-    default:
-      tile_compact<3, 0, 2>(c, a, a_stride, packed, known, depth, fresh);
-      return tile_compact<3, 2, 2>(c, a, a_stride, packed, known, depth, fresh);
+// As tile_rows and tile_pairs, of pairs without exceptions and of so many parts from `First` on.
+template <int Rows, int First, int Parts, class A, class Copy>
+inline __attribute__((noinline)) void tile_parts(float* c, const A* a, ptrdiff_t a_stride,
+                                                 const uint8_t* pair, KnownBytes known,
+                                                 int64_t depth, bool fresh, Copy copy) {
+  Floats acc[Rows][2 * Parts];
+  c += First * 2 * kLanes;
+  TANDEM_UNROLL for (int r = 0; r < Rows; ++r)
+    TANDEM_UNROLL for (int v = 0; v < 2 * Parts; ++v)
+      acc[r][v] = fresh ? Floats{} : load(c + r * kPanelColumns + v * kLanes);
+  const auto add = [&](const A* row, int count) __attribute__((always_inline)) {
+    TANDEM_UNROLL for (int part = 0; part < Parts; ++part) {
+      Words pairs[2];
+      expand_part(pair, First + part, known, pairs);
+      TANDEM_UNROLL for (int v = 0; v < 2; ++v) {
+        put(copy, 2 * (First + part) + v, pairs[v]);
+        add_pairs(acc, 2 * part + v, row, a_stride, pairs[v], count);
+      }
+    }
+  };
+  int64_t k = 0;
+  for (; k + 2 <= depth; k += 2, pair += kPairBytes, copy = copy + kPairValues) {
+    if (kCompactAhead<Copy> && !First)
+      for (int64_t i = 0; i < kPairBytes; i += 64)
+        __builtin_prefetch(pair + kCompactAhead<Copy> + i, 0, kCompactCache);
+    add(a + k, 2);
   }
+  if (k < depth) add(a + k, 1);
+  TANDEM_UNROLL for (int r = 0; r < Rows; ++r)
+    TANDEM_UNROLL for (int v = 0; v < 2 * Parts; ++v)
+      store(c + r * kPanelColumns + v * kLanes, acc[r][v]);
+}
+
+// More rows read each value so often that a copy of them as they were is cheaper: what the first of them
+// look up, if they are not more.
+constexpr int kCompactRows = kRegisters < 32 ? 3 : kTileRows;
+
+// c [rows, 64] (+)= a [rows, depth] x pairs without exceptions; `fresh` starts from zero. All columns
+// at once where their sums fit the register file beside what expands them.
+template <int Rows, class A, class Copy>
+inline void tile_compact(int rows, float* c, const A* a, ptrdiff_t a_stride, const uint8_t* packed,
+                         KnownBytes known, int64_t depth, bool fresh, Copy copy) {
+  if constexpr (Rows < kCompactRows)
+    if (rows > Rows)
+      return tile_compact<Rows + 1>(rows, c, a, a_stride, packed, known, depth, fresh, copy);
+  constexpr int parts = Rows * kPanelVectors + 6 > kRegisters ? kParts / 2 : kParts;
+  tile_parts<Rows, 0, parts>(c, a, a_stride, packed, known, depth, fresh, copy);
+  if constexpr (parts < kParts)
+    tile_parts<Rows, parts, parts>(c, a, a_stride, packed, known, depth, fresh, copy);
 }
 
 // `depth` k of a panel from `k` on, which is the first of a list of exceptions.
@@ -184,30 +240,46 @@ class CompactStretch {
                       exceptions_[i] & 255);
   }
 
-  // c [rows, 64] (+)= a [rows, depth] x of one list, for at most kCompactRows.
-  void multiply(int rows, float* c, const float* a, ptrdiff_t a_stride, bool fresh) const {
+  // c [rows, 64] (+)= a [rows, depth] x this, for at most kCompactRows; a copy of the values may be
+  // kept.
+  template <class A, class Copy>
+  void multiply(int rows, float* c, const A* a, ptrdiff_t a_stride, bool fresh, Copy copy) const {
     int64_t done = 0;
-    for (uint32_t i = begins_[0]; i < begins_[1];) {
-      // Pairs with an exception are expanded on their own.
-      const int64_t pair = (exceptions_[i] >> 8) / kPairValues;
-      if (2 * pair > done) tile_pairs(rows, c, a, a_stride, done, 2 * pair, fresh && !done);
-      bf16 values[kPairValues];
-      tandem::expand(packed_ + pair * kPairBytes, 1, known_, values);
-      for (; i < begins_[1] && (exceptions_[i] >> 8) / kPairValues == pair; ++i)
-        set_high_byte(values, (exceptions_[i] >> 8) % kPairValues, exceptions_[i] & 255);
-      const int64_t depth = depth_ - 2 * pair < 2 ? depth_ - 2 * pair : 2;
-      tile(rows, c, kPanelColumns, a + 2 * pair, a_stride, PairedRows{values, kPairValues},
-           TileShape{depth, kPanelColumns, fresh && !pair});
-      done = 2 * pair + depth;
-    }
-    if (done < depth_) tile_pairs(rows, c, a, a_stride, done, depth_, fresh && !done);
+    for (int64_t list = 0; list * kListedDepth < depth_; ++list)
+      for (uint32_t i = begins_[list]; i < begins_[list + 1];) {
+        // Pairs with an exception are expanded on their own.
+        const int64_t in_list = (exceptions_[i] >> 8) / kPairValues;
+        const int64_t first = list * kListedDepth + 2 * in_list;
+        if (first > done) multiply_known(rows, c, a, a_stride, done, first, fresh && !done, copy);
+        bf16 values[kPairValues];
+        tandem::expand(packed_ + first / 2 * kPairBytes, 1, known_, values);
+        for (; i < begins_[list + 1] && (exceptions_[i] >> 8) / kPairValues == in_list; ++i)
+          set_high_byte(values, (exceptions_[i] >> 8) % kPairValues, exceptions_[i] & 255);
+        const int64_t depth = depth_ - first < 2 ? depth_ - first : 2;
+        multiply_pair(rows, c, a + first, a_stride, values, depth, fresh && !first);
+        for (int v = 0; v < kPanelVectors; ++v)
+          put(copy + first * kPanelColumns, v, load_raw<Words>(values + 2 * kLanes * v));
+        done = first + depth;
+      }
+    if (done < depth_) multiply_known(rows, c, a, a_stride, done, depth_, fresh && !done, copy);
   }
 
  private:
-  void tile_pairs(int rows, float* c, const float* a, ptrdiff_t a_stride, int64_t first,
-                  int64_t last, bool fresh) const {
-    tile_compact(rows, c, a + first, a_stride, packed_ + first / 2 * kPairBytes, known_,
-                 last - first, fresh);
+  template <class A, class Copy>
+  void multiply_known(int rows, float* c, const A* a, ptrdiff_t a_stride, int64_t first,
+                      int64_t last, bool fresh, Copy copy) const {
+    tile_compact<1>(rows, c, a + first, a_stride, packed_ + first / 2 * kPairBytes, known_,
+                    last - first, fresh, copy + first * kPanelColumns);
+  }
+  static void multiply_pair(int rows, float* c, const float* a, ptrdiff_t a_stride,
+                            const bf16* values, int64_t depth, bool fresh) {
+    tile(rows, c, kPanelColumns, a, a_stride, PairedRows{values, kPairValues},
+         TileShape{depth, kPanelColumns, fresh});
+  }
+  static void multiply_pair(int rows, float* c, const bf16* a, ptrdiff_t a_stride,
+                            const bf16* values, int64_t, bool fresh) {
+    NoReadAhead nothing;
+    tile_pairs(rows, c, kPanelColumns, a, a_stride, values, 1, fresh, nothing);
   }
 
   const uint8_t* packed_;

@@ -18,13 +18,13 @@ void copy_column(const T* first, int64_t step, int64_t count, float* out) {
 void compact_column(const Compact& weight, int64_t panel, int64_t column, int64_t count, float* out) {
   static thread_local std::vector<uint16_t> held;
   held.resize(count);
-  // Values of a pair of k lie side by side, and those of 16 columns in one half of a unit.
-  const int64_t half = column / 16 % 2;
-  const uint8_t* unit = weight.panel(panel) + column / 32 * kUnitBytes;
+  // Values of a pair of k lie side by side.
+  const uint8_t* first = weight.panel(panel) + column / 32 * kUnitBytes;
   for (int64_t k = 0; k < count; ++k) {
-    const int64_t place = k / 2 * kPairBytes + compact_place(column % 16 * 2 + k % 2);
-    const uint8_t code = unit[place] >> 4 * half & 15;
-    held[k] = (uint16_t)(weight.known[code] << 8 | unit[place + 32 + 32 * half]);
+    const uint8_t* unit = first + k / 2 * kPairBytes;
+    const int64_t place = compact_place(column % 32 * 2 + k % 2);
+    const uint8_t code = unit[place % 32] >> place / 32 * 4 & 15;
+    held[k] = (uint16_t)(weight.known[code] << 8 | unit[32 + place]);
   }
   const uint32_t* begins = weight.first_exceptions(panel);
   for (int64_t stretch = 0; stretch < weight.stretches(); ++stretch)

@@ -8,6 +8,10 @@
 
 namespace {
 
+// So many rows at a time go through what follows attention: what lies between the linears takes the
+// most memory of all, and should stay in the last of the caches.
+constexpr int64_t kTogether = 256;
+
 void gather(const float* rows, int64_t features, const int64_t* wanted, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i)
     std::memcpy(out + i * features, rows + wanted[i] * features, features * sizeof(float));
@@ -19,6 +23,19 @@ struct Run {
 
   int64_t query_features() const { return model.heads * model.head_dim; }
   int64_t kv_features() const { return model.kv_heads * model.head_dim; }
+
+  // Turns what rows of the residual have attended to into what the layer adds to them at its end.
+  // `wide` has room for gates, ups and their product.
+  void feed_forward(const Layer& layer, const float* attended, float* residual, int64_t rows,
+                    float* update, float* x, float* wide) const {
+    float* gated = wide + rows * 2 * model.inner;
+    multiply(layer.attention_output, attended, rows, update, step.threads);
+    norm(update, residual, rows, layer.feed_forward_norm, x);
+    multiply(layer.gate_up, x, rows, wide, step.threads);
+    tandem_gated_activation(wide, 2 * model.inner, rows, model.inner, model.activation, gated,
+                            step.threads);
+    multiply(layer.down, gated, rows, update, step.threads);
+  }
 
   void norm(const float* x, float* residual, int64_t rows, const float* weight, float* out) const {
     tandem_rms_norm(x, model.hidden, 0, rows, 1, model.hidden, residual, weight,
@@ -55,7 +72,7 @@ struct Run {
     tandem_paged_attention(q, q_stride, dim, kv, step.pool.dtype, step.pool.strides, step.query_start,
                            step.context, step.table, step.table_stride, step.sequences,
                            step.parents, attended, shape, (float)model.attention_scale,
-                           layer.window, step.tile_tokens, step.threads);
+                           layer.window, step.tile_tokens, model.narrow, step.threads);
   }
 };
 
@@ -65,6 +82,13 @@ struct Run {
 extern "C" int64_t tandem_layer_bytes() { return sizeof(Layer); }
 extern "C" int64_t tandem_model_bytes() { return sizeof(Model); }
 extern "C" int64_t tandem_step_bytes() { return sizeof(Step); }
+
+// Floats between the linears of a layer, for so many rows: `wide`.
+extern "C" void tandem_wide_floats(const void* of_model, int64_t rows, int64_t* floats) {
+  const Model& model = *(const Model*)of_model;
+  const int64_t heads = (model.heads + model.kv_heads) * model.head_dim;
+  *floats = rows * 3 * heads + std::min(kTogether, rows) * 3 * model.inner;
+}
 
 extern "C" void tandem_layers(const void* of_model, const void* of_layers, int64_t count,
                               const void* of_step, float* residual, float* update, float* x,
@@ -77,7 +101,7 @@ extern "C" void tandem_layers(const void* of_model, const void* of_layers, int64
   const int64_t room = std::max(step.tokens, step.wanted_tokens);
   float* normed = wide + room * (queries + 2 * keys);
   float* attended = normed + room * (queries + keys);
-  float* gated = wide + room * 2 * model.inner;
+  float* between = attended + room * queries;
   int64_t rows = step.tokens;
   for (int64_t i = 0; i < count; ++i) {
     const Layer& layer = layers[i];
@@ -91,12 +115,11 @@ extern "C" void tandem_layers(const void* of_model, const void* of_layers, int64
       gather(residual, model.hidden, step.wanted, rows, out);
       attended = normed, residual = out;
     }
-    multiply(layer.attention_output, attended, rows, update, step.threads);
-    run.norm(update, residual, rows, layer.feed_forward_norm, x);
-    multiply(layer.gate_up, x, rows, wide, step.threads);
-    tandem_gated_activation(wide, 2 * model.inner, rows, model.inner, model.activation, gated,
-                            step.threads);
-    multiply(layer.down, gated, rows, update, step.threads);
+    for (int64_t row = 0; row < rows; row += kTogether) {
+      const int64_t count = std::min(kTogether, rows - row), first = row * model.hidden;
+      run.feed_forward(layer, attended + row * queries, residual + first, count, update + first, x,
+                       between);
+    }
   }
   for (int64_t i = 0; i < rows * model.hidden; ++i) out[i] = residual[i] + update[i];
 }

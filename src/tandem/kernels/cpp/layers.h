@@ -16,7 +16,7 @@ struct Layer {
   Weight down;
 };
 
-// Of all layers. `half` is 0 where nothing is rotated.
+// Of all layers. `half` is 0 where nothing is rotated; `narrow`: attention in bfloat16.
 struct Model {
   int64_t hidden;
   int64_t heads;
@@ -27,6 +27,7 @@ struct Model {
   int64_t half;
   const float* cos;
   const float* sin;
+  int64_t narrow;
   double norm_eps;
   double norm_offset;
   double attention_scale;
@@ -59,8 +60,8 @@ struct Step {
 };
 
 // Turns `residual` [tokens, hidden] into `out`, the hidden states of the tokens that are wanted.
-// `update` and `x` have room for as many rows as the larger of them, `wide` for what lies between
-// two linears: qkv, normed queries and keys and what they attend to, or gates, ups and their product.
+// `update` and `x` have room for as many rows as the larger of them, and `wide` for what lies between
+// linears of so many: qkv, normed queries and keys and what they attend to; gates, ups and products.
 extern "C" void tandem_layers(const void* of_model, const void* of_layers, int64_t count,
                               const void* of_step, float* residual, float* update, float* x,
                               float* wide, float* out);

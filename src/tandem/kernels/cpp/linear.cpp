@@ -30,6 +30,8 @@ struct LinearCall {
 };
 
 constexpr int64_t kChunk = 256;
+// Products of pairs take half as long, and what is around a tile counts for more.
+constexpr int64_t kNarrowChunk = 1024;
 // Where a tile has to pass over the columns of a panel more than once, few rows do so stretch by
 // stretch of these bytes: each comes from memory once, while the one before it is computed with.
 constexpr bool kPassesOften = vectors_for(kTileRows) < kPanelVectors;
@@ -39,21 +41,25 @@ constexpr int64_t kPassGroups = 8;
 constexpr int64_t kWidenRows = 96;
 
 // Scale, bias and the possibly narrow last panel; the only place where results leave the tile.
-void finish(const LinearCall& call, int64_t row, int rows, int64_t panel, const float* sums) {
+void finish(const LinearCall& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
   const int64_t first = panel * kPanelColumns;
   const int64_t width = call.out_features - first < kPanelColumns ? call.out_features - first
                                                                   : kPanelColumns;
-  float scale[kPanelColumns], bias[kPanelColumns] = {};
-  for (int n = 0; n < kPanelColumns; ++n) scale[n] = 1.0f;
-  if (call.scale) std::memcpy(scale, call.scale + first, width * sizeof(float));
-  if (call.bias) std::memcpy(bias, call.bias + first, width * sizeof(float));
-  for (int r = 0; r < rows; ++r) {
-    float done[kPanelColumns];
-    for (int n = 0; n < kPanelColumns; n += kLanes) {
-      const Floats sum = load(sums + r * kPanelColumns + n);
-      store(done + n, sum * load(scale + n) + load(bias + n));
+  Floats scale[kPanelVectors], bias[kPanelVectors];
+  for (int v = 0; v < kPanelVectors; ++v) {
+    const int64_t column = first + v * kLanes, held = call.out_features - column;
+    scale[v] = call.scale && held > 0 ? load_some(call.scale + column, held) : splat(1.0f);
+    bias[v] = call.bias && held > 0 ? load_some(call.bias + column, held) : Floats{};
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float* out = call.out + (row + r) * call.out_stride + first;
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const Floats done = load(sums + r * kPanelColumns + v * kLanes) * scale[v] + bias[v];
+      if (width == kPanelColumns)
+        store(out + v * kLanes, done);
+      else if (width > v * kLanes)
+        store_some(out + v * kLanes, done, width - v * kLanes);
     }
-    std::memcpy(call.out + (row + r) * call.out_stride + first, done, width * sizeof(float));
   }
 }
 
@@ -72,8 +78,8 @@ struct Stretch {
 };
 
 // So many cache lines are asked for evenly, from the first pass of the first group to the last of all.
-int64_t lines_a_step(int64_t lines, const Stretch& stretch, const RowGroups& groups) {
-  const int64_t passes = kPanelVectors / vectors_for(groups.size(0)) * groups.count;
+int64_t lines_a_step(int64_t lines, const Stretch& stretch, const RowGroups& groups, int64_t first) {
+  const int64_t passes = kPanelVectors / vectors_for(groups.size(0)) * (groups.count - first);
   const int64_t steps = stretch.depth / ReadAhead::kStride * passes;
   return steps < 1 ? lines : (lines + steps - 1) / steps;
 }
@@ -99,6 +105,20 @@ void widen_stretch(const bf16* stretch, int64_t depth, float* wide) {
     }
 }
 
+// Groups of rows from `first` on by one stretch; if it `asks`, for the memory that comes `next`
+// meanwhile.
+template <class Products, class B>
+void walk(bool asks, Span next, const LinearCall& call, int64_t row, const RowGroups& groups,
+          const Stretch& stretch, B b, float* sums, int64_t first = 0) {
+  if (asks) {
+    const int64_t lines = (next.end - next.begin) / 64;
+    ReadAhead ahead(&next, &next + 1, lines_a_step(lines, stretch, groups, first));
+    return Products::walk(call, row, groups, first, stretch, b, sums, ahead);
+  }
+  NoReadAhead nothing;
+  Products::walk(call, row, groups, first, stretch, b, sums, nothing);
+}
+
 // Products in fp32 of weights of any type.
 template <class T>
 struct WideProducts {
@@ -112,24 +132,14 @@ struct WideProducts {
     return kPassesOften && groups.count <= kPassGroups;
   }
 
-  // Few rows ask meanwhile for the memory that comes `next`.
-  template <class B>
-  static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
-                   const Stretch& stretch, B b, Span next, float* sums) {
-    const auto tiles = [&](auto& ahead) {
-      for (int64_t g = 0; g < groups.count; ++g) {
-        const int64_t begin = groups.begin(g);
-        tile(groups.size(g), sums + begin * kPanelColumns, kPanelColumns,
-             call.x + (row + begin) * call.x_stride + stretch.k, call.x_stride, b,
-             TileShape{stretch.depth, kPanelColumns, stretch.k == 0}, ahead);
-      }
-    };
-    if (in_passes(groups)) {
-      ReadAhead ahead(&next, &next + 1, lines_a_step((next.end - next.begin) / 64, stretch, groups));
-      tiles(ahead);
-    } else {
-      NoReadAhead nothing;
-      tiles(nothing);
+  template <class B, class Ahead>
+  static void walk(const LinearCall& call, int64_t row, const RowGroups& groups, int64_t first,
+                   const Stretch& stretch, B b, float* sums, Ahead& ahead) {
+    for (int64_t g = first; g < groups.count; ++g) {
+      const int64_t begin = groups.begin(g);
+      tile(groups.size(g), sums + begin * kPanelColumns, kPanelColumns,
+           call.x + (row + begin) * call.x_stride + stretch.k, call.x_stride, b,
+           TileShape{stretch.depth, kPanelColumns, stretch.k == 0}, ahead);
     }
   }
 
@@ -138,47 +148,17 @@ struct WideProducts {
     const T* stored = stretch.of<T>(call);
     const char* end = (const char*)(stored + stretch.depth * kPanelColumns);
     const Span next{end, end + kPassBytes};
+    const auto walk_rows = [&](auto rows) {
+      ::walk<WideProducts>(in_passes(groups), next, call, row, groups, stretch, rows, sums);
+    };
     if (sizeof(T) < sizeof(float) && groups.rows >= kWidenRows) {
       widen_stretch(stored, stretch.depth, wide);
-      walk(call, row, groups, stretch, rows_of((const float*)wide), next, sums);
+      walk_rows(rows_of((const float*)wide));
     } else {
-      walk(call, row, groups, stretch, rows_of(stored), next, sums);
+      walk_rows(rows_of(stored));
     }
   }
 };
-
-#if defined(TANDEM_COMPACT)
-
-// Products in fp32 of compact weights: the same values in the same order as of bfloat16. One or two
-// passes look values up on their way into registers; more of them share a copy of a stretch.
-struct CompactProducts {
-  using Plain = WideProducts<bf16>;
-  static constexpr int64_t kScratch = Plain::kScratch;
-
-  static int64_t chunk(const LinearCall&, const RowGroups& groups) {
-    return Plain::in_passes(groups) ? kListedDepth : kChunk;
-  }
-
-  static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
-                  const Stretch& stretch, float* wide, float* sums) {
-    const CompactStretch packed(*(const Compact*)call.weight, stretch.panel, stretch.k, stretch.depth);
-    if (groups.rows <= kCompactRows)
-      return packed.multiply((int)groups.rows, sums, call.x + row * call.x_stride + stretch.k,
-                             call.x_stride, stretch.k == 0);
-    if (groups.count == 1) return walk(call, row, groups, stretch, packed, (bf16*)wide, sums);
-    walk(call, row, groups, stretch, packed, wide, sums);
-  }
-
-  template <class T>
-  static void walk(const LinearCall& call, int64_t row, const RowGroups& groups,
-                   const Stretch& stretch, const CompactStretch& packed, T* copy, float* sums) {
-    packed.expand(copy);
-    const Span next{packed.end(), packed.end() + packed.bytes()};
-    Plain::walk(call, row, groups, stretch, rows_of((const T*)copy), next, sums);
-  }
-};
-
-#endif
 
 // Products in bfloat16 of weights and x in it.
 struct NarrowProducts {
@@ -186,20 +166,78 @@ struct NarrowProducts {
 
   // A single group reads the panel once from end to end.
   static int64_t chunk(const LinearCall& call, const RowGroups& groups) {
-    return groups.count == 1 ? call.in_features : kChunk;
+    return groups.count == 1 ? call.in_features : kNarrowChunk;
+  }
+
+  template <class Ahead>
+  static void walk(const LinearCall& call, int64_t row, const RowGroups& groups, int64_t first,
+                   const Stretch& stretch, PairedRows b, float* sums, Ahead& ahead) {
+    for (int64_t g = first; g < groups.count; ++g) {
+      const int64_t begin = groups.begin(g);
+      tile_pairs(groups.size(g), sums + begin * kPanelColumns, kPanelColumns,
+                 call.rounded + (row + begin) * call.rounded_stride + stretch.k,
+                 call.rounded_stride, b.first, (stretch.depth + 1) / 2, stretch.k == 0, ahead);
+    }
   }
 
   static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
                   const Stretch& stretch, float*, float* sums) {
-    const bf16* stored = stretch.of<bf16>(call);
-    for (int64_t g = 0; g < groups.count; ++g) {
-      const int64_t begin = groups.begin(g);
-      tile_pairs(groups.size(g), sums + begin * kPanelColumns,
-                 call.rounded + (row + begin) * call.rounded_stride + stretch.k,
-                 call.rounded_stride, stored, (stretch.depth + 1) / 2, stretch.k == 0);
-    }
+    const PairedRows rows = rows_of(stretch.of<bf16>(call));
+    ::walk<NarrowProducts>(false, Span{}, call, row, groups, stretch, rows, sums);
   }
 };
+
+#if defined(TANDEM_COMPACT)
+
+// Products of compact weights, the same in the same order as of bfloat16: in fp32 or, if `Narrow`, as
+// above. Of few rows values are looked up on their way into registers; more of them share a copy of a
+// stretch, which the first group leaves behind where its tile has room for that.
+template <bool Narrow>
+struct CompactProducts {
+  using Wide = WideProducts<bf16>;
+  using Products = std::conditional_t<Narrow, NarrowProducts, Wide>;
+  using Copied = std::conditional_t<Narrow, bf16, float>;
+  static constexpr int64_t kScratch = Narrow ? kNarrowChunk * kPanelColumns / 2 : Wide::kScratch;
+
+  static int64_t chunk(const LinearCall&, const RowGroups& groups) {
+    if (groups.rows <= kCompactRows || Wide::in_passes(groups)) return kListedDepth;
+    if (groups.count <= kPassGroups) return (Narrow ? 4 : 2) * kListedDepth;
+    return Narrow ? kNarrowChunk : kChunk;
+  }
+
+  static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
+                  const Stretch& stretch, float* copy, float* sums) {
+    const CompactStretch packed(*(const Compact*)call.weight, stretch.panel, stretch.k, stretch.depth);
+    const Span next{packed.end(), packed.end() + packed.bytes()};
+    const auto multiply = [&](auto kept) {
+      const int rows = groups.size(0);
+      if constexpr (Narrow)
+        packed.multiply(rows, sums, call.rounded + row * call.rounded_stride + stretch.k,
+                        call.rounded_stride, stretch.k == 0, kept);
+      else
+        packed.multiply(rows, sums, call.x + row * call.x_stride + stretch.k, call.x_stride,
+                        stretch.k == 0, kept);
+    };
+    const auto walk_copy = [&](auto* values, int64_t first) {
+      using T = std::remove_pointer_t<decltype(values)>;
+      const auto rows = rows_of((const T*)values);
+      ::walk<Products>(true, next, call, row, groups, stretch, rows, sums, first);
+    };
+    const auto walk_expanded = [&](auto* values) {
+      packed.expand(values);
+      walk_copy(values, 0);
+    };
+    if (groups.rows <= kCompactRows) return multiply(NoCopy{});
+    if (kTileRows <= kCompactRows) {
+      multiply((Copied*)copy);
+      return walk_copy((Copied*)copy, 1);
+    }
+    if (groups.count == 1) return walk_expanded((bf16*)copy);
+    walk_expanded((Copied*)copy);
+  }
+};
+
+#endif
 
 template <class Products>
 void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t panel) {
@@ -212,9 +250,7 @@ void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t pane
     const int64_t depth = call.in_features - k < chunk ? call.in_features - k : chunk;
     Products::add(call, row, groups, Stretch{panel, k, depth}, wide, sums);
   }
-  for (int64_t r = 0; r < rows; r += kTileRows)
-    finish(call, row + r, (int)(rows - r < kTileRows ? rows - r : kTileRows), panel,
-           sums + r * kPanelColumns);
+  finish(call, row, rows, panel, sums);
 }
 
 template <class Products>
@@ -225,7 +261,7 @@ void run(const LinearCall& call, int threads) {
                  });
 }
 
-void run_narrow(LinearCall call, int threads) {
+void run_narrow(LinearCall call, bool compact, int threads) {
   static thread_local Scratch held;
   call.rounded_stride = (call.in_features + 1) / 2 * 2;
   bf16* rounded = (bf16*)held.take((size_t)(call.rows * call.rounded_stride + 1) / 2);
@@ -236,6 +272,9 @@ void run_narrow(LinearCall call, int threads) {
     round_row(call.x + row * call.x_stride, call.in_features, target);
   }
   call.rounded = rounded;
+#if defined(TANDEM_COMPACT)
+  if (compact) return run<CompactProducts<true>>(call, threads);
+#endif
   run<NarrowProducts>(call, threads);
 }
 
@@ -253,13 +292,13 @@ extern "C" void tandem_linear(const float* x, int64_t x_stride, int64_t rows, co
   const LinearCall call{x,          x_stride,    rows,         weight,  scale, bias, out,
                         out_stride, in_features, out_features, nullptr, 0};
   const int threads = threads_for(rows * in_features * out_features, most_threads);
-  if (narrow) return run_narrow(call, threads);
+  if (narrow) return run_narrow(call, storage == kCompactBfloat16, threads);
   switch (storage) {
     case kBfloat16: return run<WideProducts<bf16>>(call, threads);
     case kFloat16: return run<WideProducts<fp16>>(call, threads);
     case kInt8: return run<WideProducts<int8_t>>(call, threads);
 #if defined(TANDEM_COMPACT)
-    case kCompactBfloat16: return run<CompactProducts>(call, threads);
+    case kCompactBfloat16: return run<CompactProducts<false>>(call, threads);
 #endif
     default: return run<WideProducts<float>>(call, threads);
   }

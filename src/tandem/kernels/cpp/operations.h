@@ -31,7 +31,7 @@ void tandem_paged_attention(const float* q, int64_t q_token_stride, int64_t q_he
                             const int32_t* query_start, const int32_t* context,
                             const int32_t* table, int64_t table_stride, int64_t sequences,
                             const int32_t* parents, float* out, const int64_t* shape, float scale,
-                            int64_t window, int64_t tile_tokens, int64_t threads);
+                            int64_t window, int64_t tile_tokens, int64_t narrow, int64_t threads);
 
 void tandem_gated_activation(const float* gate_up, int64_t stride, int64_t rows, int64_t features,
                              int64_t activation, float* out, int64_t threads);

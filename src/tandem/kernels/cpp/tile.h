@@ -86,19 +86,23 @@ struct Span {
   const char *begin, *end;
 };
 
+// Where prefetched lines go, as compilers number it.
+constexpr int kSecondCache = 2, kNearestCache = 3;
+
 // Issues prefetches of some spans while a tile computes, a few cache lines each kStride steps of k:
 // asked at every step, they would cost as much as its products.
-class ReadAhead {
+template <int Cache>
+class ReadAheadInto {
  public:
   static constexpr int kStride = 8;
 
-  ReadAhead(const Span* first, const Span* last, int64_t step_lines)
+  ReadAheadInto(const Span* first, const Span* last, int64_t step_lines)
       : span_(first), last_(last), at_(first == last ? nullptr : first->begin), lines_(step_lines) {}
 
   inline void step() {
     for (int64_t i = 0; i < lines_; ++i) {
       if (span_ == last_) return;
-      __builtin_prefetch(at_, 0, 3);
+      __builtin_prefetch(at_, 0, Cache);
       if ((at_ += 64) >= span_->end && ++span_ != last_) at_ = span_->begin;
     }
   }
@@ -108,6 +112,10 @@ class ReadAhead {
   const char* at_;
   int64_t lines_;
 };
+using ReadAhead = ReadAheadInto<kNearestCache>;
+// More lines can be on their way to that cache, and much that is needed later does not fit the nearest.
+using FarReadAhead = ReadAheadInto<kSecondCache>;
+
 struct NoReadAhead {
   static constexpr int kStride = 1;
   inline void step() {}

@@ -91,15 +91,9 @@ inline Ints add_four(Ints sums, Ints, Ints) { return sums; }
 
 #endif
 
-#if defined(TANDEM_SUMS_IN_INT16)
-constexpr bool kSumsInInt16 = true;
-#else
-constexpr bool kSumsInInt16 = false;
-#endif
-
-// Sums of a group are kept beside those of all groups: so many rows at once, and of so many
-// registers of columns, fill the register file.
-constexpr int kCodeRows = kRegisters < 32 ? 4 : 3;
+// So many rows at once, and of so many registers of columns the sums of a group, fill the register
+// file.
+constexpr int kCodeRows = kRegisters < 32 ? 4 : 6;
 constexpr int code_vectors(int rows) {
   return kRegisters >= 32 ? 4 : rows == 1 ? 8 : rows == 2 ? 4 : 2;
 }
@@ -135,22 +129,26 @@ struct CodedPanel {
 template <int Vectors, int Bits>
 inline __attribute__((always_inline)) void load_codes(const uint8_t* words, int part,
                                                       Ints (&row)[Vectors]) {
-  for (int v = 0; v < Vectors; ++v) {
+  TANDEM_UNROLL for (int v = 0; v < Vectors; ++v) {
     row[v] = load_raw<Ints>(words + v * kLanes * 4);
     if (Bits == 4) row[v] = (part ? row[v] >> 4 : row[v]) & splat_int(0x0f0f0f0f);
     if (Bits == 8 && kTaken) row[v] ^= splat_int((int32_t)0x80808080);
   }
 }
 
-// Memory this far ahead is asked for while words are multiplied: what prefetchers of processors do by
-// themselves leaves a tile of a few rows waiting for a third of its time.
-constexpr ptrdiff_t kAheadBytes = 2048;
+// Memory that far ahead is asked for while words are multiplied: what prefetchers of processors do by
+// themselves leaves a tile of a few rows waiting for a third of its time. Where registers are long, a
+// word takes so little that the requests of the nearest cache do not suffice: the second has more.
+constexpr bool kAheadFar = kLanes >= 16;
+template <int Products>
+constexpr ptrdiff_t kAheadBytes = kAheadFar && Products > 4 ? 8192 : 2048;
 
-// The same columns of the words that come so much later.
-template <int Vectors>
+// The same columns of the words that come so much later; each takes so many products.
+template <int Products, int Vectors>
 inline __attribute__((always_inline)) void ask_ahead(const uint8_t* words) {
   constexpr int bytes = Vectors * kLanes * 4;
-  for (int b = 0; b < bytes; b += 64) __builtin_prefetch(words + kAheadBytes + b);
+  for (int b = 0; b < bytes; b += 64)
+    __builtin_prefetch(words + kAheadBytes<Products> + b, 0, kAheadFar ? kSecondCache : kNearestCache);
 }
 
 // A stretch of a group, of some columns, word after word.
@@ -160,13 +158,14 @@ inline __attribute__((always_inline)) void add_words(Ints (&sums)[Rows][Vectors]
                                                      int64_t depth) {
   constexpr int parts = 8 / Bits;
   for (int64_t k = 0; k < depth; k += 4 * parts, words += 4 * kPanelColumns) {
-    ask_ahead<Vectors>(words);
+    ask_ahead<Rows * parts, Vectors>(words);
     for (int part = 0; part < parts; ++part) {
       Ints row[Vectors];
       load_codes<Vectors, Bits>(words, part, row);
-      for (int r = 0; r < Rows; ++r) {
+      TANDEM_UNROLL for (int r = 0; r < Rows; ++r) {
         const Ints four = splat_int(load_raw<int32_t>(x + r * x_stride + k + 4 * part));
-        for (int v = 0; v < Vectors; ++v) sums[r][v] = add_four(sums[r][v], row[v], four);
+        TANDEM_UNROLL for (int v = 0; v < Vectors; ++v)
+          sums[r][v] = add_four(sums[r][v], row[v], four);
       }
     }
   }
@@ -185,19 +184,19 @@ inline __attribute__((always_inline)) void add_shorts(Ints (&sums)[Rows][Vectors
     Ints shorts[Rows][Vectors] = {};
     const int64_t end = depth - first < kShortDepth ? depth : first + kShortDepth;
     for (int64_t k = first; k < end; k += 8, words += 4 * kPanelColumns) {
-      ask_ahead<Vectors>(words);
+      ask_ahead<2 * Rows, Vectors>(words);
       for (int part = 0; part < 2; ++part) {
         Ints row[Vectors];
         load_codes<Vectors, 4>(words, part, row);
-        for (int r = 0; r < Rows; ++r) {
+        TANDEM_UNROLL for (int r = 0; r < Rows; ++r) {
           const Ints four = splat_int(load_raw<int32_t>(x + r * x_stride + k + 4 * part));
-          for (int v = 0; v < Vectors; ++v)
+          TANDEM_UNROLL for (int v = 0; v < Vectors; ++v)
             shorts[r][v] = add_shorts(shorts[r][v], multiply_pairs(row[v], four));
         }
       }
     }
-    for (int r = 0; r < Rows; ++r)
-      for (int v = 0; v < Vectors; ++v) sums[r][v] += sum_pairs(shorts[r][v]);
+    TANDEM_UNROLL for (int r = 0; r < Rows; ++r)
+      TANDEM_UNROLL for (int v = 0; v < Vectors; ++v) sums[r][v] += sum_pairs(shorts[r][v]);
   }
 }
 
@@ -213,25 +212,34 @@ inline __attribute__((always_inline)) void add_group(Ints (&sums)[Rows][Vectors]
   add_words<Rows, Vectors, Bits>(sums, x, x_stride, words, depth);
 }
 
-// Sums of one group, of columns from `first` on, into those of all groups.
+// Adds the sums of one group, of columns from `first` on, to those of all groups in c.
 template <int Rows, int Vectors>
 inline __attribute__((always_inline)) void scale_sums(const Ints (&sums)[Rows][Vectors],
                                                       const CodedRows& x, const CodedPanel& panel,
-                                                      int64_t g, int first,
-                                                      Floats (&acc)[Rows][kPanelVectors]) {
-  for (int v = 0; v < Vectors; ++v) {
+                                                      int64_t g, int first, float* c) {
+  Floats scale[Vectors];
+  TANDEM_UNROLL for (int v = 0; v < Vectors; ++v) {
     const int64_t place = g * kPanelColumns + (first + v) * kLanes;
-    const Floats scale = panel.scale ? load(panel.scale + place) : splat(1.0f);
-    for (int r = 0; r < Rows; ++r) {
-      const Floats both = scale * splat(x.scale[r * x.groups + g]);
-      Floats& total = acc[r][first + v];
-      total = multiply_add(__builtin_convertvector(sums[r][v], Floats), both, total);
+    scale[v] = panel.scale ? load(panel.scale + place) : splat(1.0f);
+  }
+  TANDEM_UNROLL for (int r = 0; r < Rows; ++r) {
+    const Floats own = splat(x.scale[r * x.groups + g]);
+    TANDEM_UNROLL for (int v = 0; v < Vectors; ++v) {
+      float* total = c + r * kPanelColumns + (first + v) * kLanes;
+      const Floats sum = __builtin_convertvector(sums[r][v], Floats);
+      store(total, multiply_add(sum, scale[v] * own, load(total)));
     }
-    if (!panel.offset) continue;
-    const Floats offset = load(panel.offset + place);
-    for (int r = 0; r < Rows; ++r) {
-      const float sum = x.scale[r * x.groups + g] * (float)x.sum[r * x.groups + g];
-      acc[r][first + v] = multiply_add(offset, splat(sum), acc[r][first + v]);
+  }
+}
+
+// What the offsets of a group add to all columns.
+inline __attribute__((noinline)) void add_offsets(int rows, const CodedRows& x,
+                                                  const CodedPanel& panel, int64_t g, float* c) {
+  for (int r = 0; r < rows; ++r) {
+    const Floats sum = splat(x.scale[r * x.groups + g] * (float)x.sum[r * x.groups + g]);
+    for (int n = 0; n < kPanelColumns; n += kLanes) {
+      float* total = c + r * kPanelColumns + n;
+      store(total, multiply_add(load(panel.offset + g * kPanelColumns + n), sum, load(total)));
     }
   }
 }
@@ -240,26 +248,22 @@ template <int Rows, int Bits>
 inline __attribute__((noinline)) void tile_codes(float* c, CodedRows x, CodedPanel panel, bool fresh) {
   constexpr int vectors = code_vectors(Rows);
   constexpr int32_t taken = Bits == 8 ? kTaken : 0;
-  Floats acc[Rows][kPanelVectors];
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < kPanelVectors; ++v)
-      acc[r][v] = fresh ? Floats{} : load(c + r * kPanelColumns + v * kLanes);
+  if (fresh) std::memset(c, 0, Rows * kPanelColumns * sizeof(float));
   const uint8_t* words = panel.codes;
   for (int64_t g = 0; g < panel.groups(); ++g) {
     const int64_t k = g * panel.group;
     const int64_t depth = panel.depth - k < panel.group ? panel.depth - k : panel.group;
     for (int first = 0; first < kPanelVectors; first += vectors) {
       Ints sums[Rows][vectors];
-      for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < vectors; ++v)
+      TANDEM_UNROLL for (int r = 0; r < Rows; ++r)
+        TANDEM_UNROLL for (int v = 0; v < vectors; ++v)
           sums[r][v] = splat_int((taken - panel.zero) * x.sum[r * x.groups + g]);
       add_group<Rows, vectors, Bits>(sums, x.codes + k, x.stride, words + first * kLanes * 4, depth);
-      scale_sums<Rows, vectors>(sums, x, panel, g, first, acc);
+      scale_sums<Rows, vectors>(sums, x, panel, g, first, c);
     }
+    if (panel.offset) add_offsets(Rows, x, panel, g, c);
     words += depth * kPanelColumns * Bits / 8;
   }
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < kPanelVectors; ++v) store(c + r * kPanelColumns + v * kLanes, acc[r][v]);
 }
 
 // c [rows, 64] (+)= x [rows, depth] x panel [depth, 64]; `fresh` starts from zero.
@@ -269,7 +273,9 @@ inline void tile_codes(int rows, float* c, const CodedRows& x, const CodedPanel&
     case 1: return tile_codes<1, Bits>(c, x, panel, fresh);
     case 2: return tile_codes<2, Bits>(c, x, panel, fresh);
     case 3: return tile_codes<3, Bits>(c, x, panel, fresh);
-    default: return tile_codes<kCodeRows, Bits>(c, x, panel, fresh);
+    case 4: return tile_codes<4, Bits>(c, x, panel, fresh);
+    case 5: return tile_codes<5, Bits>(c, x, panel, fresh);
+    default: return tile_codes<6, Bits>(c, x, panel, fresh);
   }
 }
 
@@ -295,7 +301,10 @@ inline void code_row(const float* row, int64_t count, int64_t padded, int64_t gr
       const Floats x = held > 0 && inverse != 0.0f ? load_some(row + k, held) : Floats{};
       const Ints whole = __builtin_convertvector(to_nearest(x * inverse), Ints);
       const Bytes narrow = __builtin_convertvector(whole, Bytes);
-      std::memcpy(codes + k, &narrow, (size_t)room);
+      if (room == kLanes)
+        store_raw(codes + k, narrow);
+      else
+        std::memcpy(codes + k, &narrow, (size_t)room);
       total += whole;
     }
     scales[g] = peak / 127.0f + zero;

@@ -16,6 +16,13 @@
 #include <omp.h>
 #endif
 
+// Before a loop over registers: unrolled late, their array would be in memory around every inner loop.
+#if defined(__clang__)
+#define TANDEM_UNROLL _Pragma("unroll")
+#else
+#define TANDEM_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace tandem {
 
 #if defined(__AVX512F__)

@@ -67,7 +67,7 @@ def plan_model(
     weights = _weights(directory, options, plan.threads)
     kernels, reason = choose_kernels(
         *(plan.device, _compute(plan), options.native_kernels),
-        *(options.arithmetic, options.instruction_set),
+        *(plan.arithmetic(options.arithmetic), options.instruction_set),
     )
     plan = plan.of_model(
         content_of(spec, plan.storage, weights, facts.quantization, as_stored=plan.as_stored),
