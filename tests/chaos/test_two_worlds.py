@@ -25,7 +25,7 @@ from tests.journeys.clusters import ClusterProcess
 from tests.twin.small_scenarios import BLOCK, plain_policies, worker_kind, workers
 
 # Answers are long: on a busy machine the last stream begins long after the first.
-STREAMS, PROMPT_WORDS, ANSWER_TOKENS, BEFORE_KILL = 8, 100, 800, 8
+STREAMS, PROMPT_WORDS, ANSWER_TOKENS, BEFORE_KILL = 8, 100, 1600, 8
 # A stream has paused when others got so many tokens before it got its next one.
 PAUSE_TOKENS = 2 * STREAMS
 

@@ -196,7 +196,9 @@ def configs(draw, **changes) -> WorkerConfig:
         vocabulary_tokens=VOCABULARY,
         max_sequences=max_sequences,
         batching=TokenBudgetBatching(
-            draw(st.integers(max_sequences, 48)), draw(st.sampled_from([0, 1, 3, 7]))
+            draw(st.integers(max_sequences, 48)),
+            draw(st.sampled_from([0, 1, 3, 7])),
+            draw(st.sampled_from([0, 0, 2, 9])),
         ),
         root=CacheRoot("model", "revision", b"layout"),
         steps_in_flight=draw(st.integers(0, 1)),

@@ -9,6 +9,8 @@ from tandem.cluster.worker.block_pool import BlockPool
 
 BLOCKS = 6
 SESSIONS = st.sampled_from([b"", b"a", b"b"])
+PARENTS = st.integers(0, 2).map(lambda number: bytes([number]))
+FEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=3)
 
 
 class PoolLaws(RuleBasedStateMachine):
@@ -19,6 +21,7 @@ class PoolLaws(RuleBasedStateMachine):
         self.pool = BlockPool(BLOCKS)
         self.tables: list[list[int]] = []
         self.full: dict[int, bytes] = {}
+        self.tails: dict[bytes, tuple[int, list[int]]] = {}
         self.reported: set[bytes] = set()
         self.sequence_number = 0
 
@@ -26,7 +29,7 @@ class PoolLaws(RuleBasedStateMachine):
     @rule(grow=st.booleans(), data=st.data())
     def allocate(self, grow, data):
         block = self.pool.allocate()
-        self.full.pop(block, None)
+        self.overwritten(block)
         if grow and self.tables:
             data.draw(st.sampled_from(self.tables)).append(block)
         else:
@@ -53,8 +56,12 @@ class PoolLaws(RuleBasedStateMachine):
     def take_from_later(self, return_in_ns):
         block = self.pool.allocate_from_later(self.pool.now_ns + return_in_ns)
         if block is not None:
-            self.full.pop(block, None)
+            self.overwritten(block)
             self.tables.append([block])
+
+    def overwritten(self, block):
+        self.full.pop(block, None)
+        self.tails = {parent: tail for parent, tail in self.tails.items() if tail[0] != block}
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), digest=st.integers(0, 9).map(lambda n: bytes([n])), session=SESSIONS)
@@ -95,6 +102,30 @@ class PoolLaws(RuleBasedStateMachine):
         self.pool.release(table)
 
     @precondition(lambda self: self.tables)
+    @rule(data=st.data(), parent=PARENTS, tokens=FEW_TOKENS)
+    def release_and_keep_the_tail(self, data, parent, tokens):
+        table = data.draw(st.sampled_from(self.tables))
+        if table[-1] not in self.full and sum(table[-1] in each for each in self.tables) == 1:
+            self.pool.keep_tail(table[-1], parent, tokens)
+            self.tails[parent] = table[-1], tokens
+            self.tables.remove(table)
+            self.pool.release(table)
+
+    @rule(parent=PARENTS, tokens=FEW_TOKENS)
+    def go_on_from_a_tail(self, parent, tokens):
+        block, held = self.tails.get(parent, (-1, []))
+        shared = next((n for n in range(3, 0, -1) if len(held) >= n and held[:n] == tokens[:n]), 0)
+        # Most of it follows something else: not this one's.
+        shared = shared if 2 * shared >= len(held) else 0
+        before, version = self.pool.free_blocks, self.pool.versions[block]
+        assert self.pool.take_tail(parent, tokens) == ((block, shared) if shared else None)
+        if shared:
+            del self.tails[parent]
+            self.tables.append([block])
+            assert self.pool.free_blocks == before - 1
+            assert self.pool.versions[block] == version + 1
+
+    @precondition(lambda self: self.tables)
     @rule(data=st.data(), digests=st.lists(st.integers(0, 9).map(lambda n: bytes([n]))))
     def foresee(self, data, digests):
         """What would fit if some left is what fits when they have left."""
@@ -111,6 +142,7 @@ class PoolLaws(RuleBasedStateMachine):
         before = self.pool.free_blocks
         self.pool.reset()
         self.full.clear()
+        self.tails.clear()
         assert self.pool.free_blocks == before
 
     @rule()
@@ -127,6 +159,7 @@ class PoolLaws(RuleBasedStateMachine):
     def every_block_is_accounted_for(self):
         self.pool.audit(self.tables)
         assert self.pool.cached_blocks == len(self.full)
+        assert len(self.pool.tails) == len(self.tails)
 
 
 TestPoolLaws = PoolLaws.TestCase
@@ -158,6 +191,22 @@ def test_blocks_without_content_are_used_before_any_cache_is_lost():
     pool.allocate()
     pool.allocate()
     assert pool.holds(b"kept")
+
+
+def test_tails_are_used_before_the_blocks_that_they_follow():
+    """And a tail that another one replaces before either."""
+    pool = BlockPool(4)
+    prompt, first = pool.allocate(), pool.allocate()
+    pool.commit(prompt, b"prompt", b"")
+    pool.keep_tail(first, b"prompt", (1, 2))
+    pool.release([prompt, first])
+    second, other = pool.allocate(), pool.allocate()
+    pool.share([prompt])
+    pool.keep_tail(second, b"prompt", (3,))
+    pool.release([prompt, second])
+    pool.release([other])
+    assert pool.take_tail(b"prompt", (1, 2)) is None
+    assert [pool.allocate() for _ in range(4)] == [other, first, second, prompt]
 
 
 def test_a_block_is_handed_out_under_a_new_generation_each_time():

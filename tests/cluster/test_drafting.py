@@ -43,7 +43,7 @@ class Sequences:
         drafted = list(map(min, self._drafted, wanted))
         builder = SimpleNamespace(
             launched_ns=self._now_ns,
-            prompts=False,
+            prompt_tokens=0,
             drafts=sum(wanted) + sum(drafted) > 0,
             tokens=rows + sum(drafted),
             rows=[(each, 0, True) for each in self._sequences],

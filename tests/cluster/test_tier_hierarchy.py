@@ -84,10 +84,11 @@ def test_what_the_memory_evicts_goes_down_and_leaves_only_then():
     (copy,) = [each for each in effects if isinstance(each, CopyBlocks)]
     assert (copy.source, copy.target, copy.names) == (HOST, DISK, chain("ab"))
     assert not any(isinstance(each, ForgetBlocks) for each in effects)
-    assert hierarchy.caches.tier_of(b"a") is None, "found nowhere while it is on its way"
+    assert changes(effects) == [(HOST, (), digests("xy"))]
+    assert hierarchy.caches.tier_of(b"a") is HOST, "found there while it is on its way"
     assert hierarchy.wanted(HOST, chain("ab")) == (), "its bytes still lie there"
     effects = end(hierarchy, copy, "ab")
-    assert changes(effects) == [(DISK, (), digests("ab"))]
+    assert changes(effects) == [(DISK, (), digests("ab")), (HOST, digests("ab"), ())]
     assert ForgetBlocks(HOST, digests("ab")) in effects
     assert hierarchy.caches.tier_of(b"a") is DISK
 
@@ -97,7 +98,7 @@ def test_what_the_disk_did_not_take_is_gone():
     store(hierarchy, "ab")
     (copy,) = [each for each in store(hierarchy, "xy") if isinstance(each, CopyBlocks)]
     effects = end(hierarchy, copy, "b", "disk full")
-    assert changes(effects) == [(DISK, (), digests("b"))]
+    assert changes(effects) == [(DISK, (), digests("b")), (HOST, digests("ab"), ())]
     assert ForgetBlocks(HOST, digests("ab")) in effects
     assert hierarchy.caches.by_tier[DISK].counts.failures == 1
     assert hierarchy.wanted(HOST, chain("a")) == chain("a")
@@ -203,7 +204,11 @@ def test_after_a_reset_nothing_is_there_and_what_comes_late_does_not_stay():
     hierarchy = keeper_of(host=3, disk=9)
     (_, down) = store(hierarchy, "abc"), of_copies(store(hierarchy, "defg"))
     late = hierarchy.wanted(HOST, chain("xy"))
-    assert changes(hierarchy.caches.reset()) == [(HOST, digests("fed"), ())]
+    assert changes(hierarchy.caches.reset()) == [
+        (HOST, digests("abc"), ()),
+        (HOST, digests("fed"), ()),
+    ]
+    assert not any(hierarchy.caches.tier_of(digest) for digest in digests("abcdefg"))
     hierarchy.audit()
     assert changes(hierarchy.kept(HOST, late, digests("xy"), 0)) == []
     hierarchy.audit()

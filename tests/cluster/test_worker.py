@@ -136,6 +136,30 @@ def test_a_prompt_that_is_scored_takes_nothing_from_the_cache_and_gives():
     at.drain()
 
 
+def test_the_next_turn_of_a_chat_computes_none_of_what_is_known():
+    at, begin = small_worker(), (1, 2, 3, 4, 5, 6)
+    at.arrive(request("first", prompt=begin, max_tokens=5))
+    at.drain()
+    said = tuple(at.answers["first"])
+    at.arrive(request("other", prompt=(*begin[:4], 9, 9, 9, 9, 9), max_tokens=1))
+    at.drain()
+    at.arrive(request("next", prompt=(*begin, *said, 7, 8), max_tokens=1))
+    # KV of the last token of an answer was never computed.
+    assert [plan.starts.tolist() for plan in at.landing] == [[len(begin) + len(said) - 1]]
+    at.drain()
+    at.arrive(request("again", prompt=(*begin, *said, 7, 8), max_tokens=1))
+    assert [plan.batched_tokens for plan in at.landing] == [1]
+    at.drain()
+
+
+def test_without_a_prefix_cache_no_tail_is_kept():
+    at = small_worker(prefix_caching=False)
+    for name in ("first", "next"):
+        at.arrive(request(name, prompt=(1, 2, 3, 4, 5, 6), max_tokens=1))
+        assert [plan.starts.tolist() for plan in at.landing] == [[0]]
+        at.drain()
+
+
 def test_a_preempted_prompt_goes_on_behind_what_is_scored():
     """Its own blocks, whose tokens have their scores, are found again."""
     at = small_worker(batching=TokenBudgetBatching(8, 8), block_count=10, max_sequences=1)
@@ -150,6 +174,20 @@ def test_a_preempted_prompt_goes_on_behind_what_is_scored():
     assert again.starts.tolist() == [16]
     at.drain()
     assert at.finished.keys() == {"slow", "urgent"}
+
+
+def test_prompts_that_fill_the_arithmetic_come_one_after_the_other():
+    batching = TokenBudgetBatching(16, enough_prompt_tokens=5)
+    at = small_worker(batching=batching, max_sequences=4, block_count=60, prefix_caching=False)
+    lengths = {"a": 6, "b": 3, "c": 3, "d": 20}
+    at.arrive(*(request(name, prompt=(1,) * n) for name, n in lengths.items()))
+    computed = []
+    for _ in range(5):
+        computed += [plan.counts.tolist() for plan in at.landing]
+        at.land()
+    # A long one has what is left of its steps, and nobody who decodes waits.
+    assert computed == [[6], [1, 3, 3], [1, 1, 1, 13], [1, 1, 1, 7], [1, 1, 1, 1]]
+    at.drain()
 
 
 def test_adapters_of_those_who_run_import_and_wait_are_told_apart():

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import httpx2
@@ -18,7 +19,7 @@ from tests.kv.tier_blocks import redis_server
 from tests.waiting import until
 
 OPERATOR_KEY = "the-operators-own-key"
-BLOCK, DEVICE_BLOCKS, TOKENS = 16, 64, 300
+BLOCK, DEVICE_BLOCKS, TOKENS = 16, 64, 900
 # A device of 64 blocks, which holds two of these conversations.
 ALONE = """
 name: tiers
@@ -56,12 +57,15 @@ class Answer:
     text: str
     prompt_tokens: int
     cached_tokens: int
+    computed_tokens: int
+    """Of prompt and answer; the last token that was drawn has no KV."""
 
 
 def ask(running: ClusterProcess, prompt: str, salt: str = "", tokens: int = 12) -> Answer:
     found = complete(running.client, prompt, tokens, seed=7, extra_body={"cache_salt": salt})
-    cached = found.usage.prompt_tokens_details.cached_tokens
-    return Answer(found.choices[0].text, found.usage.prompt_tokens, cached)
+    usage = found.usage
+    cached = usage.prompt_tokens_details.cached_tokens
+    return Answer(found.choices[0].text, usage.prompt_tokens, cached, usage.total_tokens - 1)
 
 
 def tier(running: ClusterProcess, figure: str, place: str, owner: str = "w-0") -> float:
@@ -72,6 +76,23 @@ def tier(running: ClusterProcess, figure: str, place: str, owner: str = "w-0") -
         ):
             return float(line.rpartition(" ")[2])
     return 0.0
+
+
+def tier_lines(running: ClusterProcess) -> str:
+    """What a failed assertion shows."""
+    lines = running.metrics().splitlines()
+    return "\n".join(line for line in lines if line.startswith("tandem:kv_tier_"))
+
+
+def ask_and_keep(running: ClusterProcess, salts: list[str]) -> list[Answer]:
+    """All talks, for each salt. Each is copied off the device before the next one comes: copies
+    have the lowest priority, and a busy machine overwrites blocks sooner."""
+    answers: list[Answer] = []
+    for salt, talk in product(salts, TALKS):
+        answers.append(ask(running, talk, salt))
+        blocks = sum(answer.computed_tokens // BLOCK for answer in answers)
+        until(lambda blocks=blocks: tier(running, "stored_blocks_total", "host") == blocks)
+    return answers
 
 
 def operator_keys(folder: Path) -> Path:
@@ -95,8 +116,8 @@ def test_what_left_the_device_comes_back_and_outlives_the_cluster(tmp_path):
     second.mkdir()
     text = ALONE.format(folder=folder, keys=operator_keys(tmp_path))
     with cluster(text, first) as running:
-        alone = [ask(running, talk, "nobody else's") for talk in TALKS]
-        first_turns = [ask(running, talk) for talk in TALKS]
+        answers = ask_and_keep(running, ["nobody else's", ""])
+        alone, first_turns = answers[: len(TALKS)], answers[len(TALKS) :]
         assert [one.text for one in first_turns] == [one.text for one in alone]
         until(lambda: tier(running, "blocks", "disk") >= 2 * DEVICE_BLOCKS // 3)
         # The device holds the last two at most; everybody goes on from where they were.
@@ -106,7 +127,7 @@ def test_what_left_the_device_comes_back_and_outlives_the_cluster(tmp_path):
         assert [one.text for one in again[:2]] == [one.text for one in fresh]
         for before, after in zip(first_turns, again, strict=True):
             wanted = before.prompt_tokens - 2 * BLOCK
-            assert after.cached_tokens >= wanted, (after, running.metrics())
+            assert after.cached_tokens >= wanted, tier_lines(running)
         fetched = [tier(running, "fetched_blocks_total", place) for place in ("host", "disk")]
         assert sum(fetched) > 40
         assert not tier(running, "spoilt_blocks_total", "disk")
@@ -159,13 +180,13 @@ def test_a_worker_and_the_pool_may_die_and_hardly_anything_is_computed_again(tmp
             drawn = []
             answer = clients.submit(_stream, running, TALKS[0], drawn)
             busy = until(lambda: _busy(running, pids))
-            until(lambda: len("".join(drawn)) > len(alone.text) // 2)
+            until(lambda: len("".join(drawn)) > len(alone.text) // 4)
             os.kill(busy, signal.SIGKILL)
             assert answer.result() == alone.text
         gateway = running.status()["gateways"][0]
         assert gateway["takeovers"] == 1
         # How much was still on its way depends on the machine (bench/survive.py measures it). With
-        # no pool it would be the prompt and half of the answer.
+        # no pool it would be the prompt and a quarter of the answer.
         assert gateway["recomputed_tokens"] < alone.prompt_tokens
         _pool_dies(running, alone)
         until(lambda: len(running.status()["workers"]) == 2)

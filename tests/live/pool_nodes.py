@@ -61,11 +61,24 @@ class PoolSide:
 
     def until(self, condition: Callable[[], object]) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, PATIENCE_S), (self.registered, self.held)
+            happened = self.changed.wait_for(condition, PATIENCE_S)
+            held = {node: len(digests) for node, digests in self.held.items()}
+            assert happened, (self.registered, held)
 
     def until_held(self, node: str, digests: set[bytes]) -> None:
         """These, and nothing else, are reported to be there."""
         self.until(lambda: self.held[node] == digests)
+
+    def until_settled(self, node: str, digests: set[bytes]) -> None:
+        """These are there, and none is on its way from one tier to another: those that wait longer
+        than the next ones take to come are given up."""
+
+        def settled() -> bool:
+            tiers = self.figures[node].tiers if node in self.figures else ()
+            return sum(tier.blocks for tier in tiers) == len(digests)
+
+        self.until_held(node, digests)
+        self.until(settled)
 
     def send(self, node: str, message: Any) -> None:
         async def on_loop() -> None:

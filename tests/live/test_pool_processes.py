@@ -122,7 +122,7 @@ def survive(nodes: PoolNodes, place: dict) -> None:
         for chain in chains:
             put_all(client, chain)
             everything |= set(digests(chain))
-            side.until_held("pool-0", everything)
+            side.until_settled("pool-0", everything)
         for chain in chains:
             read_all(client, chain)
         assert side.audit("pool-0").problem == ""

@@ -71,3 +71,31 @@ def test_nobody_outranks_in_both_directions(policy, views):
     for one in views:
         for other in views:
             assert not (policy.outranks(one, other) and policy.outranks(other, one))
+
+
+def mean_wait(count: int, tokens: int, decodes: int, together: int) -> float:
+    """In rows, of prompts of so many tokens, so many in a step."""
+    waits, passed = [], 0
+    for first in range(0, count, together):
+        share = min(together, count - first)
+        passed += decodes + share * tokens
+        waits += [passed] * share
+    return sum(waits) / count
+
+
+@given(
+    count=st.integers(1, 40),
+    tokens=st.integers(16, 300),
+    decodes=st.integers(0, 200),
+)
+def test_prompts_share_steps_as_far_as_they_come_sooner_for_it(count, tokens, decodes):
+    batching = TokenBudgetBatching.on("cpu", 1 << 20)
+    enough = batching.enough_tokens(count * tokens, decodes)
+    chosen = mean_wait(count, tokens, decodes, -(-enough // tokens))
+    best = min(mean_wait(count, tokens, decodes, each) for each in range(1, count + 1))
+    assert chosen <= 1.12 * best
+
+
+def test_on_a_gpu_only_the_budget_bounds_what_prompts_share():
+    batching = TokenBudgetBatching.on("cuda", 2048)
+    assert batching.enough_tokens(10_000, 3) == 2048

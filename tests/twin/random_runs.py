@@ -107,7 +107,9 @@ def _kind(chance: Random) -> WorkerKind:
         devices=1,
         block_count=chance.randint(15, 40),
         max_sequences=max_sequences,
-        batching=TokenBudgetBatching(chance.choice([16, 64, 200])),
+        batching=TokenBudgetBatching.on(
+            "cpu" if max_sequences % 2 else "gpu", chance.choice([16, 64, 200])
+        ),
         steps_in_flight=chance.randrange(2),
         links=NodeLinks(
             fabric_bytes_per_s=chance.choice([1e5, 1e6]),

@@ -7,6 +7,7 @@ long prompt never stops the others from talking (chunked prefill, after Sarathi-
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Protocol, TypeVar
 
 from tandem.facts.slo import IN_BACKGROUND
@@ -15,6 +16,8 @@ Rank = tuple[int, int, int]
 # Of a sequence without a deadline.
 NEVER_NS = 2**63 - 1
 BACKGROUND_TOKENS = 64
+# Rows from which on a CPU computes, and no longer waits for weights: more in a step are no faster.
+CPU_ROWS = 16
 
 
 class SequenceView(Protocol):
@@ -43,11 +46,22 @@ class TokenBudgetBatching:
     """The one batching policy: decodes first, then prompts by rank, until the budget is spent.
 
     `max_batched_tokens` bounds a step; `max_prefill_chunk_tokens` bounds one prompt's share of it
-    (0: only the budget does).
+    (0: only the budget does). `enough_prompt_tokens` keep the device busy: a step that has
+    `enough_tokens` takes nothing of another prompt (0: it does), for of several prompts in one step
+    none would be done before the last is.
     """
 
     max_batched_tokens: int
     max_prefill_chunk_tokens: int = 0
+    enough_prompt_tokens: int = 0
+
+    @classmethod
+    def on(
+        cls, device: str, max_batched_tokens: int, max_prefill_chunk_tokens: int = 0
+    ) -> "TokenBudgetBatching":
+        """For a worker on this kind of device."""
+        enough = CPU_ROWS if device == "cpu" else 0
+        return cls(max_batched_tokens, max_prefill_chunk_tokens, enough)
 
     def decodes_and_prefills(self, running: Iterable[View]) -> tuple[list[View], list[View]]:
         """The running sequences with work to do, each list by rank as `running` is.
@@ -71,6 +85,17 @@ class TokenBudgetBatching:
         if self.max_prefill_chunk_tokens and chunk_tokens > self.max_prefill_chunk_tokens:
             return self.max_prefill_chunk_tokens
         return chunk_tokens
+
+    def enough_tokens(self, prompt_tokens: int, decodes: int) -> int:
+        """With so many tokens of prompts a step takes none of another prompt, where `prompt_tokens`
+        are to be computed in all, and each step has a row for each of `decodes`.
+
+        Steps of e tokens each last as long as D + e rows, and on average a prompt waits for half of
+        P / e + 1 of them: least where e is the root of P * D.
+        """
+        if not self.enough_prompt_tokens:
+            return self.max_batched_tokens
+        return max(self.enough_prompt_tokens, isqrt(prompt_tokens * decodes))
 
     def background_tokens(self, firsts: Iterable[View]) -> int:
         """How many tokens of prompts in the background a step takes at most, where these are the

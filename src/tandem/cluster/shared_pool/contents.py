@@ -154,7 +154,7 @@ class PoolContents:
         """Assert that what was reported amounts exactly to what the tiers hold."""
         self.hierarchy.audit()
         caches = self.hierarchy.caches.by_tier.values()
-        counts = Counter(digest for cache in caches for digest in cache.store.listing())
+        counts = Counter(digest for cache in caches for digest in cache.listing()[0])
         invariant(counts == self.replicas.counts, "what was reported is what the tiers hold")
 
     def _count(self, tier: Tier, *, fetched: int = 0, missed: int = 0, corrupt: int = 0) -> None:

@@ -33,8 +33,8 @@ class Counts:
 
 
 class TierCache:
-    """`leaving` blocks are not found here any more, though their bytes lie in the store until they
-    have arrived further down."""
+    """`leaving` blocks have no place here any more; their bytes lie in the store, and are found
+    there, until they have arrived further down."""
 
     def __init__(self, tier: Tier, config: TiersConfig, tenant_of: Callable[[bytes], str]) -> None:
         capacity = config.capacities[tier]
@@ -54,7 +54,8 @@ class TierCache:
             self._order = order_of(capacity)
             self.store = TierStore(capacity, self._order)
         self.leaving: dict[bytes, None] = {}
-        # What was on its way here when all was forgotten: it does not stay.
+        # What was on its way here, or away, when all was forgotten: it does not stay, and is not
+        # found.
         self.unwanted: set[bytes] = set()
         self.counts = Counts()
         self._next_number = 0
@@ -65,6 +66,15 @@ class TierCache:
     def has(self, digest: bytes) -> bool:
         """Whether the store has, or is about to have, this block."""
         return digest in self.leaving or self.store.has_or_expects(digest)
+
+    def finds(self, digest: bytes) -> bool:
+        """Whether this block can be read here."""
+        leaving = digest in self.leaving and digest not in self.unwanted
+        return leaving or self.store.resident(digest)
+
+    def found_leaving(self) -> tuple[bytes, ...]:
+        """What is leaving and can still be read here, the one evicted first in front."""
+        return tuple([digest for digest in self.leaving if digest not in self.unwanted])
 
     def digests(self) -> set[bytes]:
         """All that is here, on its way here, or leaving."""
@@ -110,7 +120,7 @@ class TierCache:
 
     def listing(self) -> tuple[tuple[bytes, ...], int]:
         """What the reports so far amount to, and the number of the next one."""
-        return self.store.listing(), self._next_number
+        return (*self.found_leaving(), *self.store.listing()), self._next_number
 
     def figures(self) -> TierFigures:
         """The figures without those of fetching, which the fetcher adds."""
@@ -176,9 +186,9 @@ class TierCaches:
         return next(iter(self.by_tier), None)
 
     def tier_of(self, digest: bytes) -> Tier | None:
-        """The fastest tier that holds this block."""
+        """The fastest tier in which this block can be read."""
         for tier, cache in self.by_tier.items():
-            if cache.store.resident(digest):
+            if cache.finds(digest):
                 return tier
         return None
 
@@ -196,8 +206,8 @@ class TierCaches:
         self, tier: Tier, names: Sequence[BlockName], digests: Iterable[bytes], now_ns: int
     ) -> tuple[Effects, tuple[BlockName, ...]]:
         """What was on its way into `tier` has ended: the store has `digests` of it now. Gives
-        beside the effects what is demoted: evicted from host memory, and found nowhere until it has
-        arrived on the disk."""
+        beside the effects what is demoted: evicted from host memory, and found there until it has
+        arrived on the disk, or will not."""
         cache, arrived = self.by_tier[tier], set(digests)
         lost = [name.digest for name in names if name.digest not in arrived]
         present = [name.digest for name in names if name.digest in arrived]
@@ -210,12 +220,13 @@ class TierCaches:
         stored = cache.store.store(present, now_ns)
         cache.counts.stored += len(stored.added)
         cache.pin_arrived(stored.added, now_ns)
-        effects = self._changed(cache, stored.evicted, stored.added)
         demoted: tuple[bytes, ...] = ()
         if tier is Tier.HOST and Tier.DISK in self.by_tier:
             # Evicted from the tail of a chain to its start: turned round they are a chain again.
             demoted = self.by_tier[Tier.DISK].store.expect(stored.evicted[::-1])
         cache.leaving.update(dict.fromkeys(demoted))
+        removed = tuple([digest for digest in stored.evicted if digest not in cache.leaving])
+        effects = self._changed(cache, removed, stored.added)
         out = stored.stayed_out
         # As they came: the end of the chain was turned away first.
         turned_away = [digest for digest in present if digest in out] if out else []
@@ -229,9 +240,12 @@ class TierCaches:
     def let_go(self, tier: Tier, digests: Sequence[bytes]) -> Effects:
         """What was leaving has arrived further down, or will not."""
         cache = self.by_tier[tier]
+        found = tuple([digest for digest in digests if cache.finds(digest)])
         for digest in digests:
             del cache.leaving[digest]
-        effects = _forget(cache, digests)
+        cache.unwanted.difference_update(digests)
+        effects = self._changed(cache, found, ())
+        effects += _forget(cache, digests)
         self._forget_names(digests)
         return effects
 
@@ -249,7 +263,9 @@ class TierCaches:
         """Hold nothing any more; what is on its way somewhere is forgotten when it comes."""
         effects: Effects = []
         for tier, cache in self.by_tier.items():
-            cache.unwanted.update(cache.store.coming())
+            leaving = cache.found_leaving()
+            effects += self._changed(cache, leaving, ())
+            cache.unwanted.update(cache.store.coming(), leaving)
             effects += self.drop(tier, cache.store.listing())
         return effects
 

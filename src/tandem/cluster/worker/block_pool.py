@@ -4,16 +4,79 @@ Deals in numbers, never bytes.
 A freed block keeps its content and hash until it is handed out again, so the free list, oldest
 first, is the LRU of the prefix cache. Sharing a block is one more owner, never a copy. Blocks of a
 session that pauses leave the LRU, and go by when the session is expected back (`SessionBlocks`).
+The last block of a sequence, which is partly filled, is kept as well, for one that goes on from
+there (`Tails`).
 """
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
+from typing import TypeAlias
 
 from tandem.cluster.audit import invariant
 from tandem.cluster.worker.session_blocks import SessionBlocks
 from tandem.facts.blocks import BlockChanges
 from tandem.policy.eviction.next_use import ahead_of_return_ns, ahead_of_unused_ns
+
+Tokens: TypeAlias = Sequence[int]
+
+
+class Tails:
+    """Partly filled blocks that nobody owns, by the hash of the block before (or the root): tokens
+    of the only one behind each. Whoever goes on from there takes the block over, so it is never
+    shared and never copied."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, tuple[int, Tokens]] = {}
+        self._parent_of: dict[int, bytes] = {}
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._parent_of
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def keep(self, parent: bytes, block: int, tokens: Tokens) -> int | None:
+        """The block holds the KV of `tokens`, the first behind `parent`. Gives the block that was
+        kept there before."""
+        replaced = self._held.get(parent)
+        if replaced is not None:
+            del self._parent_of[replaced[0]]
+        self._held[parent] = block, tokens
+        self._parent_of[block] = parent
+        return None if replaced is None else replaced[0]
+
+    def shared_tokens(self, parent: bytes, tokens: Tokens) -> int:
+        """With how many of `tokens` the block behind `parent` begins; 0 where most of what it holds
+        follows something else: whoever that was may come back."""
+        held = self._held.get(parent)
+        if held is None:
+            return 0
+        alike = zip(held[1], tokens, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], alike))
+        return shared if 2 * shared >= len(held[1]) else 0
+
+    def take(self, parent: bytes) -> int:
+        """The block behind `parent`, which is kept no more."""
+        block, _ = self._held.pop(parent)
+        del self._parent_of[block]
+        return block
+
+    def forget(self, block: int) -> None:
+        """What was in the block is gone."""
+        if (parent := self._parent_of.pop(block, None)) is not None:
+            del self._held[parent]
+
+    def forget_all(self) -> None:
+        self._held.clear()
+        self._parent_of.clear()
+
+    def audit(self, unowned: set[int]) -> None:
+        """Assert that nobody owns what is kept."""
+        kept = {block: parent for parent, (block, _) in self._held.items()}
+        invariant(kept == self._parent_of, "each tail is behind one block")
+        invariant(kept.keys() <= unowned, "nobody owns a tail")
 
 
 class BlockPool:
@@ -27,6 +90,7 @@ class BlockPool:
         self.block_count = block_count
         self.now_ns = 0
         self.sessions = SessionBlocks()
+        self.tails = Tails()
         # Since when each is free.
         self._free: OrderedDict[int, int] = OrderedDict.fromkeys(range(block_count), 0)
         self.versions = [0] * block_count
@@ -139,7 +203,7 @@ class BlockPool:
             assert idle is not None
             return idle
         block, free_ns = next(iter(self._free.items()))
-        if self._hash_of[block] is None:
+        if self._hash_of[block] is None and block not in self.tails:
             return block, None
         ahead_ns = ahead_of_unused_ns(self.now_ns - free_ns)
         return idle if idle is not None and idle[1] > ahead_ns else (block, ahead_ns)
@@ -150,6 +214,8 @@ class BlockPool:
             self._hash_of[block] = None
             del self._block_of[digest]
             self._removed.append(digest)
+        else:
+            self.tails.forget(block)
         self._owners[block] = 1
         self.versions[block] += 1
         return block
@@ -158,7 +224,7 @@ class BlockPool:
         """One owner less for each block of a sequence, given in the sequence's order.
 
         The tail is freed first: the start of a prompt is what others share. Blocks without a hash
-        can never be hit again and go to the front of the list.
+        that are no tail can never be hit again and go to the front of the list.
         """
         owned, now_ns = self._owners, self.now_ns
         sessions = self.sessions if self.sessions.private else None
@@ -170,8 +236,27 @@ class BlockPool:
             if sessions is not None and sessions.rest(block):
                 continue
             self._free[block] = now_ns
-            if self._hash_of[block] is None:
+            if self._hash_of[block] is None and block not in self.tails:
                 self._free.move_to_end(block, last=False)
+
+    def keep_tail(self, block: int, parent: bytes, tokens: Tokens) -> None:
+        """The last block of a sequence, which is its only owner and about to release it, holds the
+        KV of `tokens`, the first behind the block `parent` (or the root)."""
+        assert self._owners[block] == 1
+        assert self._hash_of[block] is None
+        replaced = self.tails.keep(parent, block, tokens)
+        if replaced is not None:
+            self._free.move_to_end(replaced, last=False)
+
+    def take_tail(self, parent: bytes, tokens: Tokens) -> tuple[int, int] | None:
+        """The block behind `parent` that begins with some of `tokens`, and with how many; from now
+        on it is the caller's, who fills it further. None where there is none."""
+        shared_tokens = self.tails.shared_tokens(parent, tokens)
+        if not shared_tokens:
+            return None
+        block = self.tails.take(parent)
+        del self._free[block]
+        return self._hand_out(block), shared_tokens
 
     def commit(self, block: int, digest: bytes, parent: bytes, session: bytes = b"") -> bool:
         """An owned block is full and its KV computed: from now on others may share it. Whether its
@@ -199,6 +284,7 @@ class BlockPool:
             self._hash_of[block] = None
             self._removed.append(digest)
         self._block_of.clear()
+        self.tails.forget_all()
 
     def take_changes(self) -> BlockChanges | None:
         """What the pool stored and forgot since the last call; None when nothing."""
@@ -237,5 +323,6 @@ class BlockPool:
         invariant(len(idle) == self.sessions.idle_blocks, "nobody owns what is free or idle")
         invariant(unowned == idle | set(self._free), "the free list holds what nobody owns")
         self.sessions.audit(idle)
+        self.tails.audit(set(self._free))
         hashed = {digest: block for block, digest in enumerate(self._hash_of) if digest is not None}
         invariant(hashed == self._block_of, "the prefix cache names blocks by their hashes")

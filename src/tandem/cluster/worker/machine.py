@@ -119,6 +119,7 @@ class WorkerMachine:
             config.max_sequences,
             pool,
             config.block_size,
+            keeps_tails=config.prefix_caching,
             reports_committed=config.reports_committed,
         )
         self.drafting = (

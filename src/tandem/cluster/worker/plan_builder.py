@@ -23,8 +23,8 @@ class PlanBuilder:
     computed tokens, whether it samples), `draft_counts` how many drafts stand at the end of each
     and `draft_depths` how many of these may be kept at most, `proposals` how many it makes for the
     next step, `scored_counts` how many prompt tokens each row scores, `work` what they compute in
-    all, once the plan is built. `short_of_blocks`: blocks ran out on the way; `prompts`: some row
-    has more than one token that is no draft."""
+    all, once the plan is built. `short_of_blocks`: blocks ran out on the way; `prompt_tokens`:
+    those of rows that have more than one which is no draft."""
 
     def __init__(self, step_id: int, budget_tokens: int) -> None:
         self.step_id = step_id
@@ -40,7 +40,7 @@ class PlanBuilder:
         self._draft_trees = False
         self.proposals: list[int] = []
         self.scored_counts: list[int] = []
-        self.prompts = False
+        self.prompt_tokens = 0
         self._placed: list[Sequence] = []
         self._placements: list[Placement] = []
         self._counts: list[int] = []
@@ -136,7 +136,7 @@ class PlanBuilder:
         self.budget_tokens -= chunk_tokens + drafted
         self.draft_counts.append(drafted)
         self.draft_depths.append(drafts.depth if drafted else 0)
-        self.prompts = self.prompts or chunk_tokens > 1
+        self.prompt_tokens += chunk_tokens if chunk_tokens > 1 else 0
         self.proposals.append(proposed_tokens if draws else 0)
         self.rows.append((sequence, residency.scheduled, draws))
 

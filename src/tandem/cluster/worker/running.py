@@ -39,12 +39,19 @@ class RunningSequences:
     `prefetches`, which hold blocks for sequences to come."""
 
     def __init__(
-        self, slot_count: int, pool: BlockPool, block_size: int, *, reports_committed: bool = False
+        self,
+        slot_count: int,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        keeps_tails: bool = False,
+        reports_committed: bool = False,
     ) -> None:
         self.pool = pool
         self.prefetches = Prefetches(pool)
         self.committed = CommittedBlocks(wanted=reports_committed)
         self.block_size = block_size
+        self._keeps_tails = keeps_tails
         self.running: list[Sequence] = []
         self.importing: dict[str, Sequence] = {}
         self.pinned: dict[str, Sequence] = {}
@@ -65,10 +72,19 @@ class RunningSequences:
         """How many more blocks the first `tokens` of the sequence need than it has."""
         return -(-tokens // self.block_size) - len(sequence.residency.blocks)
 
-    def start_running(self, sequence: Sequence, cached_blocks: list[int]) -> None:
-        """A waiting sequence takes a slot and shares these cached blocks."""
+    def start_running(
+        self, sequence: Sequence, cached_blocks: list[int], *, takes_tail: bool
+    ) -> None:
+        """A waiting sequence takes a slot and shares these cached blocks; and takes over the partly
+        filled one that follows, if one does and it may."""
         self.pool.share(cached_blocks, sequence.request.session)
-        sequence.take_slot(self.free_slots.pop(), cached_blocks, self.block_size)
+        full_blocks, blocks = len(cached_blocks), list(cached_blocks)
+        cached_tokens = full_blocks * self.block_size
+        wanted = sequence.reusable_tail(full_blocks, self.block_size) if takes_tail else ()
+        if wanted and (tail := self.pool.take_tail(sequence.parent_hash(full_blocks), wanted)):
+            blocks.append(tail[0])
+            cached_tokens += tail[1]
+        sequence.take_slot(self.free_slots.pop(), blocks, full_blocks, cached_tokens)
         insort(self.running, sequence, key=_rank)
         for digest in sequence.chain[sequence.residency.committed :]:
             self._filling.setdefault(digest, sequence)
@@ -77,7 +93,7 @@ class RunningSequences:
         """A running sequence gives everything back; what it committed stays in the cache."""
         self.running.remove(sequence)
         self.free_slots.append(sequence.residency.slot)
-        self.pool.release(sequence.residency.blocks)
+        self._release(sequence)
         self._fills_no_more(sequence)
         if sequence.steps_in_flight:
             self._touched.append((sequence, sequence.residency.blocks))
@@ -121,7 +137,7 @@ class RunningSequences:
         del self.importing[sequence.request.request_id]
         if sequence.phase is Phase.ENDED:
             self.free_slots.append(sequence.residency.slot)
-            self.pool.release(sequence.residency.blocks)
+            self._release(sequence)
             sequence.give_up_slot(Phase.ENDED)
             return False
         sequence.phase = Phase.RUNNING
@@ -141,9 +157,22 @@ class RunningSequences:
         sequence = self.pinned.pop(request_id, None)
         if sequence is None:
             return False
-        self.pool.release(sequence.residency.blocks)
+        self._release(sequence)
         sequence.give_up_slot(Phase.ENDED)
         return True
+
+    def _release(self, sequence: Sequence) -> None:
+        """Its blocks are free, and cached where they were committed; the last one as far as it is
+        filled and confirmed."""
+        residency = sequence.residency
+        confirmed, committed = residency.confirmed, residency.committed
+        first = committed * self.block_size
+        if self._keeps_tails and 0 < confirmed - first < self.block_size:
+            tokens = sequence.tokens[first:confirmed]
+            self.pool.keep_tail(
+                residency.blocks[committed], sequence.parent_hash(committed), tokens
+            )
+        self.pool.release(residency.blocks)
 
     def _fills_no_more(self, sequence: Sequence) -> None:
         for digest in sequence.chain[sequence.residency.committed :]:

@@ -217,6 +217,11 @@ class Sequence:
         self.grow_chain(block_size)
         return self.chain[: self._reusable_tokens // block_size]
 
+    def reusable_tail(self, full_blocks: int, block_size: int) -> "array[int]":
+        """The tokens behind these blocks whose KV may come from one that is partly filled."""
+        first = full_blocks * block_size
+        return self.tokens[first : min(first + block_size, self._reusable_tokens)]
+
     @property
     def _reusable_tokens(self) -> int:
         reusable_tokens = self.known_tokens - 1
@@ -263,15 +268,13 @@ class Sequence:
         if self.arrived_ns >= 0:
             self.arrived_ns, self.waited_ns = -1, now_ns - self.arrived_ns
 
-    def take_slot(self, slot: int, cached_blocks: list[int], block_size: int) -> None:
-        """Take a slot, with the KV of these shared blocks already there."""
+    def take_slot(self, slot: int, blocks: list[int], committed: int, cached_tokens: int) -> None:
+        """Take a slot, with the KV of so many tokens already there, in these blocks; the first
+        `committed` are full and shared."""
         assert self.phase is Phase.WAITING
         assert not self.steps_in_flight
         self.phase = Phase.RUNNING
-        cached_tokens = len(cached_blocks) * block_size
-        self.residency = KvResidency(
-            slot, list(cached_blocks), cached_tokens, cached_tokens, len(cached_blocks)
-        )
+        self.residency = KvResidency(slot, blocks, cached_tokens, cached_tokens, committed)
         if self.prompt_scores is not None:
             # What is computed again is scored again.
             del self.prompt_scores[cached_tokens:]

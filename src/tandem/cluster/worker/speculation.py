@@ -128,7 +128,7 @@ class Drafting:
             plain_due = self._until_plain_steps < 0
             each_counts = plain_due or not self._times.known
             by_turns = not self._rule.longest and not self._rule_steps % TIMED_STEPS
-            if not builder.prompts and (each_counts or by_turns):
+            if not builder.prompt_tokens and (each_counts or by_turns):
                 steps = 1 if each_counts else TIMED_STEPS
                 self._times.step_landed(builder.tokens, 0, took_ns, steps)
                 self._tries.plain_landed(steps * took_ns)
@@ -138,7 +138,7 @@ class Drafting:
             return
         counts, proposals = iter(result.token_counts), iter(result.proposals)
         # Who begins to draft may have to catch up with what was said before, once.
-        usual, gained = not builder.prompts, 0
+        usual, gained = not builder.prompt_tokens, 0
         for (sequence, end_tokens, draws), drafted, depth, wanted in zip(
             builder.rows,
             builder.draft_counts,
@@ -170,7 +170,7 @@ class Drafting:
                 if drafted:
                     # What was not kept is to be computed anew.
                     sequence.residency.scheduled = end_tokens - drafted + kept
-        if self.speculation.adaptive and not builder.prompts:
+        if self.speculation.adaptive and not builder.prompt_tokens:
             if usual:
                 # What disturbed this one step is not what drafts cost.
                 drafted = builder.longest_proposal

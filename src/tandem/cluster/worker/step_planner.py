@@ -161,6 +161,8 @@ class StepPlanner:
         self.settled = False
         # Of prompts that nobody waits for, what the step that is planned may still take.
         self._background_tokens = 0
+        # And of prompts in all, before another begins.
+        self._enough_tokens = 0
         self._imports: dict[str, ImportBlocks] = {}
         self._lost: list[Sequence] = []
         self.preemptions = 0
@@ -183,6 +185,8 @@ class StepPlanner:
         firsts = [*self.sequences.running[:1], *([self.waiting.first] if len(self.waiting) else ())]
         self._background_tokens = self.batching.background_tokens(firsts)
         decodes, prefills = self.batching.decodes_and_prefills(self.sequences.running)
+        prompt_tokens = self.waiting.prefill_tokens + sum(each.pending_tokens for each in prefills)
+        self._enough_tokens = self.batching.enough_tokens(prompt_tokens, len(decodes))
         if self.pipeline_stages > 1:
             decodes = self._one_stage_full(decodes, free_steps)
         if self._drafting:
@@ -274,6 +278,8 @@ class StepPlanner:
 
     def _budget_tokens(self, builder: PlanBuilder, sequence: Sequence) -> int:
         """What is left of the step for this one."""
+        if sequence.pending_tokens > 1 and builder.prompt_tokens >= self._enough_tokens:
+            return 0
         if sequence.rank[0] == IN_BACKGROUND and sequence.pending_tokens > 1:
             return min(builder.budget_tokens, self._background_tokens)
         return builder.budget_tokens
@@ -377,11 +383,13 @@ class StepPlanner:
     ) -> None:
         self.settled = False
         self.waiting.admit(sequence)
-        if sequence.prefix_hit.cached_tokens < 0:
-            # A sequence that was preempted finds its own blocks: that is no hit.
+        # A sequence that was preempted finds its own blocks: that is no hit.
+        first_look = sequence.prefix_hit.cached_tokens < 0
+        # What is imported comes in whole blocks.
+        self.sequences.start_running(sequence, cached, takes_tail=not imports)
+        if first_look:
             self.prefix_query_tokens += sequence.known_tokens
-            self.prefix_hit_tokens += len(cached) * self.sequences.block_size
-        self.sequences.start_running(sequence, cached)
+            self.prefix_hit_tokens += sequence.residency.scheduled
         if imports:
             self._start_import(sequence)
             return
