@@ -73,8 +73,8 @@ def journal(tmp_path) -> Path:
     return record(tmp_path)
 
 
-def record(folder: Path, name: str = "journal") -> Path:
-    setup = setup_in(folder)
+def record(folder: Path, name: str = "journal", gateway: str = "g0") -> Path:
+    setup = setup_in(folder, gateway)
     (folder / "cluster.yaml").write_text(CLUSTER)
     cluster = replace(
         read_cluster(str(folder / "cluster.yaml")),
@@ -149,6 +149,25 @@ def test_other_policies_are_simulated_beside_the_recorded_run(journal, tmp_path)
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) >= 4 * REQUESTS
 
 
+def test_all_gateways_of_a_folder_are_simulated_together(journal, tmp_path):
+    record(tmp_path, gateway="g1")
+    figures = tmp_path / "figures.json"
+    options = ("--routing", "round-robin", "--json", figures, "--no-progress")
+    done = replay(journal, *options)
+    assert done.exit_code == 0, done.output
+    assert "not played" not in done.output
+    assert f"{2 * REQUESTS} requests" in done.output
+    runs = json.loads(figures.read_text())["runs"]
+    assert {run["summary"]["requests"] for run in runs} == {2 * REQUESTS}
+    # Their decisions are compared one by one, and a file is that of one.
+    assert "not played: g" in replay(journal).output
+    file = next(journal.glob("g0.*"))
+    done = replay(file, *options)
+    assert f"g0.{file.name.split('.')[1]}" in done.output
+    assert f" {REQUESTS} requests" in done.output
+    assert "not played: g1" in done.output
+
+
 def test_settings_change_the_cluster(journal, tmp_path):
     report = tmp_path / "report.json"
     done = replay(journal, "--set", "pools.both.count=5", "--json", report)
@@ -171,6 +190,11 @@ def test_only_the_last_requests_are_played_and_the_unchanged_cluster_stands_besi
     assert len(counts) == 1
     assert 4 <= counts.pop() <= 7
     assert [run["settings"]["pools"].split()[0] for run in runs] == ["2", "2", "3"]
+    # What the workers did before does not count.
+    recorded = runs[0]["summary"]
+    (pool,) = recorded["pools"]
+    assert pool["decoded_tokens"] == recorded["output_tokens"]
+    assert pool["up_s"] == pytest.approx(2 * 0.3)
 
 
 def test_without_its_beginning_it_can_only_be_simulated(journal, tmp_path):
@@ -181,7 +205,7 @@ def test_without_its_beginning_it_can_only_be_simulated(journal, tmp_path):
     assert "first files are gone" in done.output
     done = replay(journal, "--routing", "round-robin")
     assert done.exit_code == 0, done.output
-    assert "the first files of the run are gone" in done.output
+    assert "the first files of a run are gone" in done.output
 
 
 def test_mistakes_are_told_in_a_line(journal, tmp_path):

@@ -7,6 +7,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 
 import openai
 
@@ -37,7 +38,7 @@ queue: {{prefill_depth: 2}}
 # Twice eight calls, three of which want three answers, and five more.
 REQUESTS = 2 * (8 + 2 * 3) + 5
 # Some seconds of work: it runs when its worker is killed.
-TOKENS = 1500
+TOKENS = 2500
 
 
 def ask(client: openai.OpenAI, number: int, tokens: int = 60) -> None:
@@ -80,8 +81,10 @@ def routes_of(history: dict) -> list[str]:
 
 def kill_who_streams(running: ClusterProcess, client: openai.OpenAI) -> None:
     """The story of a request whose worker is killed tells why it went on elsewhere."""
-    stream = complete(client, "Tell me about bread.", TOKENS, seed=3, stream=True)
-    first = next(iter(stream))
+    about = "Tell me about bread, and leave nothing out that a baker may want to know. " * 2
+    stream = complete(client, about, TOKENS, seed=3, stream=True)
+    # By then it has drawn blocks of its own after those of its prompt.
+    first, *_ = islice(stream, 40)
     history = explained(running, first.id)
     assert history["ending"] == ""
     busy = routes_of(history)[0].rpartition(" ")[2]

@@ -57,7 +57,7 @@ def test_what_is_written_is_read(tmp_path):
     assert list(run.records()) == turns
     assert run.head == HEAD
     assert run.whole
-    assert run.others == []
+    assert not run.others
     assert list(open_journal(run.files[0].path).records()) == turns
     assert run.files[0].path.stat().st_mode & 0o777 == 0o600
 
@@ -98,7 +98,7 @@ def test_older_starts_of_a_gateway_count_to_what_is_kept(tmp_path):
     assert names == {"gateway-0.65f1-7", "gateway-0.65f2-3", "gateway-1.65f0-1"}
     newest = open_journal(tmp_path)
     assert newest.name == "gateway-0.65f2-3"
-    assert newest.others == ["gateway-1.65f0-1", "gateway-0.65f1-7"]
+    assert list(newest.others) == ["gateway-1.65f0-1", "gateway-0.65f1-7"]
 
 
 def _head(**changed) -> Head:

@@ -2,6 +2,7 @@
 form."""
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -91,18 +92,24 @@ def recorded_run(shape: RecordedShape, slo: Slo, history: History) -> Run:
         _request_record(request, history.first_ns) for request in history.requests.values()
     ]
     pools = {pool.name: pool for pool in cluster.pools}
+    record.end_ns = history.last_ns - history.first_ns
+    tokens: Counter[str] = Counter()
+    for request in history.requests.values():
+        # Who took an answer over counts as having drawn all but its first token.
+        tokens[request.first_worker] += min(1, request.tokens)
+        tokens[request.worker] += max(0, request.tokens - 1)
     record.workers = [
         WorkerRecord(
             worker=name,
             role=str(worker.registration.role),
             device=pools[worker.registration.pool].device,
             devices=pools[worker.registration.pool].devices,
-            up_ns=worker.up_ns,
-            decoded_tokens=worker.tokens,
+            # Of a history that was cut, or joined, it was there before, too.
+            up_ns=min(worker.up_ns, record.end_ns),
+            decoded_tokens=tokens[name],
         )
         for name, worker in history.workers.items()
     ]
-    record.end_ns = history.last_ns - history.first_ns
     return Run(Trial(RECORDED, cluster, 1.0), record)
 
 

@@ -1,5 +1,6 @@
 """`tandem replay`: plays a gateway's journal, as it was decided or as others would have decided."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,14 +10,15 @@ import typer
 from rich.console import Console
 
 from tandem.commands.options import flag, flags, settings_flag, with_options
+from tandem.commands.recorded_history import RecordedHistory, read_history
 from tandem.commands.recorded_runs import recorded_run, recorded_shape, trials_of
 from tandem.commands.simulated_runs import REGISTRIES, RunOutput, print_runs
 from tandem.config.journal import recorded_cluster
 from tandem.facts.errors import InvalidConfiguration
 from tandem.live.processes.journal import recorded_machine
 from tandem.observe.journal.files import JournalRun, open_journal
-from tandem.observe.journal.history import History, trace_rows
-from tandem.observe.journal.replay import Comparison, Difference, compare, turns_of
+from tandem.observe.journal.history import trace_rows
+from tandem.observe.journal.replay import Comparison, Difference, compare
 from tandem.policy.admission.policies import ADMISSIONS
 from tandem.policy.planning.policies import PLANNINGS
 from tandem.policy.routing.policies import ROUTINGS
@@ -77,17 +79,19 @@ def replay_command(
     """Play what a gateway recorded.
 
     Without options its decisions are made again and compared with those that were recorded. With
-    other policies the recorded workload is simulated: what would have happened instead. A plot and
+    other policies the recorded workload is simulated: what would have happened instead, where the
+    journal is a folder to the requests of all gateways that kept theirs in it meanwhile. A plot and
     the files of figures and records are of a simulation, too.
     """
-    run = open_journal(journal)
     console = Console()
-    for other in run.others:
-        console.print(f"[dim]not played: {other}[/dim]", soft_wrap=True)
     with TemporaryDirectory(prefix="tandem-replay-") as folder:
         if otherwise.wanted or output.writes_files:
-            _simulate(run, otherwise, output, Path(folder), console)
+            read = read_history(journal, Path(folder))
+            _print_left_out(console, read.left_out)
+            _simulate(read, otherwise, output, Path(folder), console)
         else:
+            run = open_journal(journal)
+            _print_left_out(console, run.others)
             _compare(run, Path(folder), console)
 
 
@@ -151,21 +155,20 @@ def _decision(decided: str | int | None) -> str:
 
 
 def _simulate(
-    run: JournalRun,
+    read: RecordedHistory,
     otherwise: OtherwiseOptions,
     output: RunOutput,
     folder: Path,
     console: Console,
 ) -> None:
-    history = History(run.head, turns_of(run.records()))
+    history, configured, names = read.history, read.cluster, ", ".join(read.names)
     if otherwise.last is not None:
         history.keep_last(otherwise.last)
     rows = trace_rows(history)
     if not rows:
         when = "" if otherwise.last is None else f" in the last {otherwise.last:g} s"
-        raise InvalidConfiguration(f"{run.name}: no request was recorded{when}")
-    head, settings = run.head, otherwise.settings or ()
-    configured = recorded_cluster(head.cluster, head.files, folder)
+        raise InvalidConfiguration(f"{names}: no request was recorded{when}")
+    head, settings = read.run.head, otherwise.settings or ()
     changed = recorded_cluster(head.cluster, head.files, folder, settings)
     shape = recorded_shape(configured, changed, history)
     trials = trials_of(
@@ -183,13 +186,19 @@ def _simulate(
     simulated = output.perform(trials, rows)
     recorded = recorded_run(recorded_shape(configured, configured, history), slo, history)
     runs = [recorded, *simulated]
-    notes = [run.name, *_notes(run, history)]
+    notes = [names, *_notes(read)]
     print_runs(console, runs, notes, references=1)
     output.write(runs, notes, notes)
 
 
-def _notes(run: JournalRun, history: History) -> list[str]:
+def _notes(read: RecordedHistory) -> list[str]:
+    history = read.history
     notes = [f"{len(history.requests):,} requests in {history.seconds:,.1f} s"]
-    if not run.whole:
-        notes.append("the first files of the run are gone")
+    if not all(run.whole for run in (read.run, *read.joined)):
+        notes.append("the first files of a run are gone")
     return notes
+
+
+def _print_left_out(console: Console, runs: Iterable[str]) -> None:
+    for name in runs:
+        console.print(f"[dim]not played: {name}[/dim]", soft_wrap=True)

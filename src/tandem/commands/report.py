@@ -9,13 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.commands.options import flag, flags, with_options
+from tandem.commands.recorded_history import read_history
 from tandem.commands.recorded_runs import recorded_run, recorded_shape
 from tandem.commands.terminal import plain_table, terminal
-from tandem.config.journal import recorded_cluster
 from tandem.facts.errors import InvalidConfiguration
-from tandem.observe.journal.files import open_journal
-from tandem.observe.journal.history import History
-from tandem.observe.journal.replay import turns_of
 from tandem.report.documents import require_folder, write_file
 from tandem.report.html import HtmlReport
 from tandem.report.measured import knee
@@ -87,17 +84,16 @@ def _of_results(read: ReadResults) -> HtmlReport:
 
 
 def _of_journal(source: Path, last_s: float | None) -> HtmlReport:
-    run = open_journal(source)
-    history = History(run.head, turns_of(run.records()))
-    if last_s is not None:
-        history.keep_last(last_s)
-    if not history.requests:
-        when = "" if last_s is None else f" in the last {last_s:g} s"
-        raise InvalidConfiguration(f"{run.name}: no request was recorded{when}")
     with TemporaryDirectory(prefix="tandem-report-") as folder:
-        cluster = recorded_cluster(run.head.cluster, run.head.files, Path(folder))
+        read = read_history(source, Path(folder))
+        cluster, history, names = read.cluster, read.history, ", ".join(read.names)
+        if last_s is not None:
+            history.keep_last(last_s)
+        if not history.requests:
+            when = "" if last_s is None else f" in the last {last_s:g} s"
+            raise InvalidConfiguration(f"{names}: no request was recorded{when}")
         recorded = recorded_run(recorded_shape(cluster, cluster, history), cluster.slo, history)
-    title = f"{run.name}: {len(history.requests):,} requests in {history.seconds:,.1f} s"
+    title = f"{names}: {len(history.requests):,} requests in {history.seconds:,.1f} s"
     chart = timeline(recorded.record, recorded.summary, recorded.terms.slo, "")
     tables = [
         *cluster_tables(recorded.summary, recorded.terms),

@@ -157,7 +157,7 @@ def _pool(cluster: Cluster, pool: PoolConfig) -> Pool:
         devices=pool.devices,
         block_count=pool_blocks(cluster, pool),
         max_sequences=pool.max_num_seqs,
-        batching=TokenBudgetBatching(pool.max_num_batched_tokens),
+        batching=TokenBudgetBatching.on(pool.device, pool.max_num_batched_tokens),
         links=_links(pool, cost),
         host_blocks=_blocks(cluster, cluster.tiers.host, cost),
         disk_blocks=_blocks(cluster, cluster.tiers.disk, cost),

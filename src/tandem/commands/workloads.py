@@ -3,6 +3,7 @@ and the flags that say which part of it is played, and how."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tandem.bench.laws import read_length_pairs
 from tandem.bench.traces.rates import WINDOW_S, RateDraw
@@ -18,12 +19,12 @@ from tandem.bench.traces.shape import (
     window_note,
 )
 from tandem.commands.options import flag, flags, positive_numbers
+from tandem.commands.recorded_history import read_history
 from tandem.config.traces import bundled_traces, find_trace
 from tandem.facts.errors import InvalidConfiguration
 from tandem.facts.trace import TraceRow
-from tandem.observe.journal.files import is_journal, open_journal
-from tandem.observe.journal.history import History, trace_rows
-from tandem.observe.journal.replay import turns_of
+from tandem.observe.journal.files import is_journal
+from tandem.observe.journal.history import trace_rows
 
 
 def read_workload(
@@ -35,8 +36,8 @@ def read_workload(
     path = find_trace(path, flag)
     if not is_journal(path):
         return read_trace(path, draw, flag=flag)
-    run = open_journal(path)
-    rows = trace_rows(History(run.head, turns_of(run.records())))
+    with TemporaryDirectory(prefix="tandem-journal-") as folder:
+        rows = trace_rows(read_history(path, Path(folder)).history)
     if not rows:
         raise InvalidConfiguration(f"{flag} {path}: no request was recorded")
     return rows

@@ -8,10 +8,11 @@ ends before that chunk. Any other damage is a gap.
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -167,9 +168,15 @@ def is_journal(path: Path) -> bool:
 
 
 class JournalRun:
-    """The files of one run, oldest first. Reading goes on past damage, which is told as `Lost`."""
+    """The files of one run, oldest first. Reading goes on past damage, which is told as `Lost`.
+    `others` are the files of other runs in the folder, by run, the newest last. Raises
+    `InvalidConfiguration` where the head cannot be read."""
 
-    def __init__(self, files: Sequence[JournalFile], others: Sequence[str]) -> None:
+    def __init__(
+        self,
+        files: Sequence[JournalFile],
+        others: Mapping[str, Sequence[JournalFile]] = MappingProxyType({}),
+    ) -> None:
         self.files = files
         self.name = files[0].run
         self.others = others
@@ -206,8 +213,10 @@ def open_journal(path: Path) -> JournalRun:
     found = sorted(_files_in(folder), key=lambda each: each.order)
     named = _parsed(path)
     run = found[-1].run if named is None else named.run
-    others = dict.fromkeys(each.run for each in found if each.run != run)
-    return JournalRun([each for each in found if each.run == run], list(others))
+    runs: dict[str, list[JournalFile]] = {}
+    for each in found:
+        runs.setdefault(each.run, []).append(each)
+    return JournalRun(runs.pop(run), runs)
 
 
 def _files_in(folder: Path) -> Iterator[JournalFile]:

@@ -71,7 +71,6 @@ class PastWorker:
     registration: Register
     since_ns: int
     up_ns: int = 0
-    tokens: int = 0
 
 
 class History:
@@ -147,7 +146,6 @@ class History:
                 worker.since_ns = at_ns
 
     def _drew(self, record: TokensDrawn, at_ns: int) -> None:
-        worker = self.workers.get(record.worker)
         for place, name in enumerate(record.names):
             request = self._request(name)
             if request is None or request.outcome is not Outcome.OPEN:
@@ -168,8 +166,6 @@ class History:
             request.last_token_ns = at_ns
             request.worker = record.worker
             request.tokens += record.repeats
-            if worker is not None:
-                worker.tokens += record.repeats
             if record.reasons and record.reasons[place] is not None:
                 aborted = record.reasons[place] == FinishReason.ABORT
                 outcome = Outcome.WITHDRAWN if aborted else Outcome.FINISHED
