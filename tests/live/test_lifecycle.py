@@ -72,3 +72,30 @@ def test_what_goes_wrong_is_printed_as_ever():
     assert status == 1
     assert "registered" in out
     assert stderr.endswith("ValueError: broken\n")
+
+
+HALF_A_LOOP = """
+import asyncio, os, signal
+from tandem.live.processes.lifecycle import ended_by_signals, run_ended_by_signals
+
+class Told(asyncio.SelectorEventLoop):
+    def __init__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        super().__init__()
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = Told
+
+async def work():
+    print("worked")
+
+asyncio.set_event_loop_policy(Policy())
+with ended_by_signals():
+    run_ended_by_signals(work)
+"""
+
+
+def test_a_signal_while_the_loop_is_made_waits_for_the_whole_of_it():
+    command = [sys.executable, "-c", HALF_A_LOOP]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

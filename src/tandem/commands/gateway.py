@@ -21,7 +21,7 @@ from tandem.live.channels.keys import make_pair
 from tandem.live.launching.state_directory import ClusterRecord, ProcessRecord, StateDirectory
 from tandem.live.processes.before_start import exposure_of
 from tandem.live.processes.key_files import admitted_beside, read_gateway_keys
-from tandem.live.processes.lifecycle import ended_by_signals
+from tandem.live.processes.lifecycle import ended_by_signals, run_ended_by_signals
 from tandem.live.processes.setups import Setups, program_of, write_cluster
 
 POLL_S = 0.05
@@ -92,7 +92,7 @@ def _serve(cluster: str, options: GatewayOptions) -> None:
         setup = msgspec.structs.replace(
             setups.gateway(0, directory.path, endpoint), gateway=name, admitted=str(admitted)
         )
-        asyncio.run(_run(file, setup, directory, console))
+        run_ended_by_signals(lambda: _run(file, setup, directory, console))
     finally:
         directory.clear()
 

@@ -30,7 +30,7 @@ from tandem.live.gateway.operators import PATIENCE_S, Operators
 from tandem.live.launching.launcher import Program
 from tandem.live.launching.state_directory import ProcessRecord
 from tandem.live.processes.cluster import ProcessesFailed
-from tandem.live.processes.lifecycle import ended_by_signals
+from tandem.live.processes.lifecycle import ended_by_signals, run_ended_by_signals
 from tandem.live.processes.member_health import MemberHealth, serve_health, watch
 from tandem.live.processes.setups import program_of
 
@@ -70,7 +70,7 @@ def join_command(which: WhichCluster, elsewhere: ClusterElsewhere, options: Join
     directory with --state-dir.
     """
     with ended_by_signals(), cluster_to_join(which, elsewhere) as target:
-        asyncio.run(_join(target, options, terminal()))
+        run_ended_by_signals(lambda: _join(target, options, terminal()))
 
 
 async def _join(target: ClusterToJoin, options: JoinOptions, console: Console) -> None:

@@ -12,9 +12,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -26,6 +27,7 @@ from tandem.live.log_format import begin_log
 from tandem.messages.node import Leave
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # The interpreter lets another thread run after so long. By default it is 5 ms, and a loop that has
 # to wait for it after each call that gives its turn away soon waits for 20 ms beside a thread that
@@ -35,6 +37,7 @@ SWITCH_S = 0.0005
 # to a gateway that does not answer is over by then.
 HALF_LOADED_S = 4.0
 PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_to_the_end(work: Callable[[], object]) -> None:
@@ -113,11 +116,10 @@ def ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
+    before = [signal.getsignal(number) for number in _ENDING]
 
     def end(_number: int, _frame: object) -> None:
-        for number in numbers:
+        for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         # Not everything that loads lets the exception through, or ends its threads.
         timer = threading.Timer(HALF_LOADED_S, os._exit, (0,))
@@ -125,13 +127,30 @@ def ended_by_signals() -> Iterator[None]:
         timer.start()
         raise SystemExit(0)
 
-    for number in numbers:
+    for number in _ENDING:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(_ENDING, before, strict=True):
             signal.signal(number, handler)
+
+
+def run_ended_by_signals(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run what this gives within `ended_by_signals`. A signal waits until the loop is made: half of
+    one complains when it goes."""
+    came: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in _ENDING} if main else {}
+    # Masks are of threads, and libraries have some that take signals, too.
+    for number in handlers:
+        signal.signal(number, lambda came_now, _frame: came.append(came_now))
+    with asyncio.Runner() as runner:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)
+        return runner.run(work())
 
 
 class StartUp:
