@@ -95,8 +95,23 @@ class Browser:
         )
         return int(self.driver.execute_script(script))
 
+    def overlapping(self, css: str) -> list[str]:
+        """Texts of these elements that share a place with one that comes after them."""
+        script = """
+            const boxes = [...document.querySelectorAll(arguments[0])]
+                .map((each) => [each.textContent, each.getBoundingClientRect()]);
+            return boxes.filter(([, a], place) => boxes.slice(place + 1).some(([, b]) =>
+                a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom))
+                .map(([text]) => text);"""
+        return list(self.driver.execute_script(script, css))
+
     def picture(self, file: Path) -> None:
-        self.driver.save_screenshot(str(file))
+        """Raises `OSError` where it cannot be written."""
+        file.write_bytes(self.driver.get_screenshot_as_png())
+
+    def one_picture(self, css: str, file: Path) -> None:
+        """Of one element alone."""
+        file.write_bytes(self.one(css).screenshot_as_png)
 
 
 @contextmanager

@@ -9,14 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from selenium.webdriver.common.keys import Keys
+
 from tests.journeys.browser import Browser, browsing
 
 SECONDS = 40
+WIDE, TALL, PHONE = (1180, 860), (1180, 2400), (390, 844)
+QUESTIONS = ("Tell me a story about a cat.", "And then?")
 DEMO = (sys.executable, "-u", "-m", "tandem", "demo", "--no-browser", "--keep")
 
 
 def take(browser: Browser, address: str, folder: Path, demo: subprocess.Popen[str]) -> None:
-    browser.resize(1180, 860)
+    browser.resize(*WIDE)
     browser.colours("light")
     browser.open(address)
     browser.one(".map a")
@@ -37,10 +41,43 @@ def take(browser: Browser, address: str, folder: Path, demo: subprocess.Popen[st
     browser.open(rows[-1])
     browser.one("h2", "Where it could have gone")
     browser.picture(folder / "page-request.png")
+    take_what_if(browser, folder)
+    take_try(browser, folder)
+    browser.one("nav a", "Cluster").click()
+    browser.one(".map a")
+    browser.resize(*PHONE)
+    browser.colours("dark")
+    browser.picture(folder / "page-phone.png")
+
+
+def take_what_if(browser: Browser, folder: Path) -> None:
+    browser.one("nav a", "Cluster").click()
+    form = browser.one("form[class=row]", "Simulate")
+    form.find_element("css selector", "select").send_keys("round-robin")
+    minutes = form.find_element("css selector", "input[name=minutes]")
+    minutes.clear()
+    minutes.send_keys("0.5")
+    browser.one("button", "Simulate").click()
+    browser.one("section[aria-labelledby=what-if] td", "round-robin")
+    # All of it at once.
+    browser.resize(*TALL)
+    browser.one_picture("section[aria-labelledby=what-if]", folder / "page-what-if.png")
+    browser.resize(*WIDE)
+
+
+def take_try(browser: Browser, folder: Path) -> None:
+    browser.one("nav a", "Try").click()
+    for question in QUESTIONS:
+        browser.one("textarea[name=question]").send_keys(question + Keys.ENTER)
+        browser.one(".turn:last-child .note", "Where did the time go?")
+    browser.one(".turn:last-child .prompt summary").send_keys(Keys.ENTER)
+    browser.one(".turn:last-child .tokens mark")
+    browser.picture(folder / "page-try.png")
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
     command = [*DEMO, "--seconds", str(SECONDS)]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo,

@@ -144,6 +144,33 @@ def test_the_cluster_is_seen_and_changed_by_its_operator(running):
     assert browser.problems() == []
 
 
+BUSY_MAP = """
+    const done = arguments[0];
+    Promise.all([import("/page/map.js"), import("/page/lit-html.js")]).then(([map, lit]) => {
+        const worker = (role) => ({ worker: `${role}-0`, role, state: "ready", running: 16,
+            waiting: 0, used_blocks: 1, total_blocks: 2, read_from: {}, output_tokens: 264340 });
+        const workers = [worker("prefill"), worker("decode")];
+        const idle = workers.map((each) => ({ ...each, output_tokens: 0 }));
+        const place = document.body.appendChild(document.createElement("div"));
+        place.id = "busy";
+        const before = { at: 0, overview: { workers: idle } };
+        lit.render(map.workersMap({ workers }, { at: 1000 }, before, () => {}, ""), place);
+        done(place.textContent);
+    });"""
+
+
+def test_figures_of_busy_workers_fit_the_map_on_a_phone(running):
+    up, browser = running
+    browser.open(f"{up.url}/")
+    browser.one("nav a", "Cluster")
+    browser.resize(*SIZES["phone"])
+    shown = browser.driver.execute_async_script(BUSY_MAP)
+    overlapping = browser.overlapping("#busy .small")
+    browser.resize(*SIZES["wide"])
+    assert "16 run" in shown
+    assert overlapping == []
+
+
 def test_a_hidden_page_asks_nothing(running):
     up, browser = running
     browser.open(f"{up.url}/#/cluster")

@@ -184,6 +184,35 @@ def test_a_repeated_prompt_is_found_in_the_cache(client):
     assert again.usage.prompt_tokens_details.cached_tokens > 100
 
 
+def test_the_next_turn_goes_on_from_the_last_token_that_was_computed(client):
+    known = [*range(100, 137)]
+    first = client.completions.create(
+        model="tandem-mini",
+        prompt=known,
+        temperature=0,
+        max_tokens=8,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    said = first.choices[0].token_ids
+    next_turn = [*known, *said, *range(200, 220)]
+    again = client.completions.create(
+        model="tandem-mini", prompt=next_turn, temperature=0, max_tokens=8
+    )
+    cached = again.usage.prompt_tokens_details.cached_tokens
+    assert cached == len(known) + len(said) - 1
+    assert cached % 16
+    # What it is made of is as good as what is computed anew.
+    fresh = client.completions.create(
+        model="tandem-mini",
+        prompt=next_turn,
+        temperature=0,
+        max_tokens=8,
+        extra_body={"cache_salt": "another"},
+    )
+    assert fresh.usage.prompt_tokens_details.cached_tokens == 0
+    assert fresh.choices[0].text == again.choices[0].text
+
+
 def test_a_client_who_leaves_frees_its_slot(client):
     stream = client.completions.create(
         model="tandem-mini",

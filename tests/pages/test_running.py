@@ -209,8 +209,17 @@ def test_a_file_of_ones_own_comes_up_and_is_changed(folder):
 APART = of_verbs("gateway", "join")
 
 
-def test_processes_that_are_started_one_by_one(folder):
-    """With the keys that an earlier command has made."""
+@pytest.fixture
+def keys(folder):
+    """Those that a command of the pages makes, if it has not been run yet."""
+    (run,) = of_verbs("keys")
+    made = folder / run.in_folder(folder)[1]
+    if not made.exists():
+        succeeded(run_tandem(*run.in_folder(folder)))
+
+
+@pytest.mark.usefixtures("keys")
+def test_processes_that_are_started_one_by_one():
     port = free_port()
     with ExitStack() as stack:
         processes = []

@@ -24,6 +24,8 @@ CLUSTER = "laptop-pd"
 # Beside whatever else runs on this machine, with a pool and a journal, which the page plays.
 OVERRIDES = ("name=demo", "serve.port=0", "tiers.remote.capacity=256MiB")
 CLIENTS = 6
+# So many go on while somebody tries what comes next: what he tries needs room on the machine, too.
+CLIENTS_AFTERWARDS = 2
 TIMEOUT_S = 60.0
 # Long enough to be under way for a while, and to begin alike: the pool and prefix cache have work.
 BODY: Mapping[str, Any] = {
@@ -69,7 +71,7 @@ class Tour:
     opens_browser: bool
     streams: list[Stream] = field(default_factory=list)
     under_way: set[int] = field(default_factory=set)
-    _stopping: bool = False
+    _clients: int = CLIENTS
 
     @property
     def running(self) -> RunningCluster:
@@ -78,8 +80,8 @@ class Tour:
         return RunningCluster(self.directory, record)
 
     async def play(self, *, stays: bool) -> None:
-        """All of it; with `stays` a load goes on until this is cancelled. Raises `TandemError`,
-        also where a stream broke or an answer changed."""
+        """All of it; with `stays` a small load goes on until this is cancelled. Raises
+        `TandemError`, also where a stream broke or an answer changed."""
         self._welcome()
         async with Client(Endpoint(self.running.record.url, None, TIMEOUT_S)) as client:
             model = (await client.choose_model(None)).id
@@ -90,11 +92,12 @@ class Tour:
             try:
                 await self._kill_in_the_middle()
                 if stays:
+                    self._clients = CLIENTS_AFTERWARDS
                     await self._judge(client)
                     self._next()
                     await asyncio.gather(*load)
             finally:
-                self._stopping = True
+                self._clients = 0
             await asyncio.gather(*load)
             if not stays:
                 await self._judge(client)
@@ -115,7 +118,7 @@ class Tour:
     async def _client(self, client: Client, model: str, number: int) -> None:
         """Tells one story after the other, each with a seed of its own."""
         told = 0
-        while not self._stopping:
+        while number < self._clients:
             opening = OPENINGS[(number + told) % len(OPENINGS)]
             seed = number * 1000 + told
             stream = Stream({"model": model, "prompt": opening, "seed": seed, **BODY})

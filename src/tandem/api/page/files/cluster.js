@@ -89,7 +89,7 @@ function whatIf(state, actions) {
   return html`
     <section class="card" aria-labelledby="what-if"><h2 id="what-if">What if?</h2>
       <form class="row" @submit=${ask}>
-        <label>Minutes<input name="minutes" type="number" min="0.5" max="1440" step="0.5" value="5"></label>
+        <label>Minutes<input name="minutes" type="number" min="0.5" max="1440" step="0.5" value="1"></label>
         <label>Routing<select name="routing"><option value="">as it is</option>
           ${overview.routings.map((each) => html`<option>${each}</option>`)}</select></label>
         ${[...pools].map(([pool, count_]) => html`<label>${pool}<input name=${`pool ${pool}`} type="number" min="0" max="1024"

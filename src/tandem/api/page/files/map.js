@@ -6,6 +6,8 @@ import { bytes, rate } from "./words.js";
 const HIGH = 42;
 const GAP = 8;
 const EDGE = 2;
+const NARROW = 190;
+const SHORT = new Intl.NumberFormat("en", { notation: "compact" });
 
 export function workersMap(overview, seen, before, choose, chosen) {
   const width = Math.min(1180, Math.max(300, innerWidth - 70));
@@ -83,6 +85,10 @@ function box(worker, { left, top }, wide, tokensPerSecond, choose, chosen) {
     event.preventDefault();
     choose(worker.worker);
   };
+  // Both texts in one line fit a narrow box only where they are short.
+  const narrow = wide < NARROW;
+  const work = narrow && !worker.waiting ? `${worker.running} run` : `${worker.running} run, ${worker.waiting} wait`;
+  const pace = narrow ? `${SHORT.format(tokensPerSecond)}/s` : `${rate(tokensPerSecond)} tok/s`;
   const label = `${worker.worker}, ${worker.role}${state}, ${worker.running} running, ${worker.waiting} waiting, KV ${Math.round(used * 100)} %`;
   return svg`
     <a href="#" @click=${press} aria-label=${label} aria-pressed=${chosen === worker.worker} role="button"
@@ -91,8 +97,8 @@ function box(worker, { left, top }, wide, tokensPerSecond, choose, chosen) {
       <rect class="box" width=${wide} height=${HIGH} rx="6"></rect>
       <rect class="fill" width="4" height=${HIGH} rx="2"></rect>
       <text x="10" y="16">${worker.worker}${state}</text>
-      <text class="small" x=${wide - 8} y="30" text-anchor="end">${rate(tokensPerSecond)} tok/s</text>
-      <text class="small" x="10" y="30">${worker.running} run, ${worker.waiting} wait</text>
+      <text class="small" x=${wide - 8} y="30" text-anchor="end">${pace}</text>
+      <text class="small" x="10" y="30">${work}</text>
       <rect class="track" x="10" y="34" width=${track} height="4" rx="2"></rect>
       <rect class="fill" x="10" y="34" width=${Math.max(0, used * track)} height="4" rx="2"></rect>
     </a>`;
