@@ -48,6 +48,15 @@ def test_a_laptop_stores_what_the_checkpoint_stores_and_fits_the_context_to_memo
     assert plan.slots.context_tokens == plan.worker.context_tokens < SPEC.context_tokens
 
 
+def test_attention_is_in_fewer_bits_only_where_weights_are():
+    for flags in ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}):
+        assert resolved(**flags).arithmetic("auto") == "auto"
+        assert resolved(**flags).arithmetic("float32") == "float32"
+    for dtype in ("float32", "float16"):
+        assert resolved(dtype=dtype).arithmetic("auto") == "float32"
+    assert replace(resolved(dtype="float32"), as_stored=True).arithmetic("auto") == "auto"
+
+
 def test_kv_on_a_cpu_is_for_all_sequences_at_their_longest_and_no_more():
     plan = resolved(max_num_seqs=2, max_model_len=1024)
     assert plan.worker.block_count == 2 * 1024 // plan.worker.block_size

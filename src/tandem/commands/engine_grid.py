@@ -99,7 +99,7 @@ def load_engine(directory: Path, options: ServeOptions) -> tuple[Engine, ServerP
     compute = torch.float32 if plan.device.type == "cpu" else getattr(torch, plan.storage)
     kernels, _ = choose_kernels(
         *(plan.device, compute, options.native_kernels),
-        *(options.arithmetic, options.instruction_set),
+        *(plan.arithmetic(options.arithmetic), options.instruction_set),
     )
     load = LoadPlan(
         directory,

@@ -73,8 +73,8 @@ class ServeOptions(
     arithmetic: Annotated[
         Arithmetic,
         _doc(
-            "What a CPU multiplies in; auto: in what weights are stored in, bfloat16 or codes, "
-            "where the processor has instructions for that.",
+            "What a CPU multiplies in; auto: in what weights are stored in, bfloat16 or codes, and "
+            "then keys and values in bfloat16, where the processor has instructions for that.",
             "Model",
         ),
     ] = "auto"

@@ -26,7 +26,7 @@ from tandem.config.speculation import speculation_of
 from tandem.engine.slots import SlotShape
 from tandem.facts.blocks import CacheRoot
 from tandem.facts.errors import InvalidConfiguration
-from tandem.kernels.packed import Storage
+from tandem.kernels.packed import Arithmetic, Storage
 from tandem.kv.layout import KvLayout
 from tandem.models.footprint import STORAGE_BYTES, weight_bytes
 from tandem.models.parallel import WHOLE, Place
@@ -68,6 +68,12 @@ class ServerPlan:
         """The same, whose KV is that of this model (`CacheRoot`)."""
         root = CacheRoot(content, arithmetic, self.layout.describe())
         return replace(self, worker=replace(self.worker, root=root))
+
+    def arithmetic(self, asked: Arithmetic) -> Arithmetic:
+        """What is asked of kernels: only a model whose weights are multiplied in fewer bits has its
+        attention in fewer."""
+        wide = self.storage in ("float32", "float16") and not self.as_stored
+        return "float32" if wide else asked
 
     @property
     def kv_bytes(self) -> int:
@@ -158,8 +164,8 @@ def resolve(
         context_tokens=context_tokens,
         vocabulary_tokens=spec.vocabulary_tokens,
         max_sequences=options.max_num_seqs,
-        batching=TokenBudgetBatching(
-            options.max_num_batched_tokens, options.long_prefill_token_threshold
+        batching=TokenBudgetBatching.on(
+            device.type, options.max_num_batched_tokens, options.long_prefill_token_threshold
         ),
         # Nobody's: what the weights hold and what computes with them is not looked at in here.
         root=CacheRoot("", "", layout.describe()),
