@@ -219,6 +219,8 @@ class _Connection:
             self._pump.look()
         return True
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
+        """Whether some still wait."""
         while len(self._outbox) and self._sent(self._outbox.first):
             self._outbox.sent()
+        return len(self._outbox) > 0

@@ -178,14 +178,15 @@ TURN_MESSAGES, TURN_BYTES = 128, 32 << 10
 
 class SocketPump:
     """Reads `socket` from the running loop until `close`. `read` gets each message's frames;
-    `write` is called when the socket may take messages again, and on each `look`. `receive` takes
-    the next message without waiting, where it is not simply its frames."""
+    `write` is called when the socket may take messages again, and on each `look`, and says whether
+    some still wait. `receive` takes the next message without waiting, where it is not simply its
+    frames."""
 
     def __init__(
         self,
         socket: "zmq.Socket[bytes]",
         read: Callable[[list[bytes]], None],
-        write: Callable[[], None] | None = None,
+        write: Callable[[], bool] | None = None,
         *,
         receive: Callable[["zmq.Socket[bytes]"], list[bytes]] | None = None,
     ) -> None:
@@ -222,11 +223,14 @@ class SocketPump:
         self._turn = None
         if self._closed:
             return
+        waits = self._write is not None
         if self._write and self._events() & zmq.POLLOUT:
-            self._write()
+            waits = self._write()
         more = not self._closed and self._read_some()
-        # Writing and reading may swallow the news that more came; both may close the pump.
-        if not self._closed and (more or self._events() & zmq.POLLIN):
+        # Writing and reading may swallow the news that more came, or that there is room again; both
+        # may close the pump.
+        wanted = zmq.POLLIN | (zmq.POLLOUT if waits else 0)
+        if not self._closed and (more or self._events() & wanted):
             self.look()
 
     def _read_some(self) -> bool:
