@@ -8,6 +8,7 @@ import openai
 FACTS = "\n".join(f"- thing {number}: {(number * 37) % 101}" for number in range(60))
 LONG = f"Please remember these facts.\n{FACTS}\nWhat is the value of thing 17?"
 STORY = "Tell me a story."
+SOURCES = {"return_token_sources": True}
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ def complete(client: openai.OpenAI, prompt: str, max_tokens: int, **options):
     return client.completions.create(
         model="tandem-mini", prompt=prompt, max_tokens=max_tokens, extra_body=body, **options
     )
+
+
+def teller(chunk) -> str:
+    """The worker that drew the last token of a chunk, of a stream with `SOURCES`."""
+    return chunk.choices[0].token_sources[-1][0]
 
 
 def joined(chunks) -> str:

@@ -1,7 +1,6 @@
 """A cluster of two models: whoever names the smaller one, or finds no room at the larger one, gets
 its answer and no other, also when its worker is killed in the middle."""
 
-import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ import openai
 import pytest
 
 from tests.journeys.clusters import ClusterProcess, cluster
-from tests.journeys.questions import STORY, complete, joined
+from tests.journeys.questions import SOURCES, STORY, complete, joined, teller
 from tests.journeys.serving import run_tandem, serving, succeeded
 from tests.waiting import until
 
@@ -68,11 +67,10 @@ def test_two_models_answer_and_nobody_mixes_them(wanted, tmp_path):
 
 
 def the_worker_of_a_story_is_killed(running: ClusterProcess, expected: str) -> None:
-    chunks = iter(complete(running.client, STORY, TOKENS, stream=True, extra_headers=ECONOMY))
+    pids, asked = running.pids, {"extra_headers": ECONOMY, "extra_body": SOURCES}
+    chunks = iter(complete(running.client, STORY, TOKENS, stream=True, **asked))
     first = next(chunks)
-    history = json.loads(running.succeed("explain", first.id, "--json"))[0]
-    routed = next(each["text"] for each in history["events"] if each["kind"] == "routing")
-    os.kill(running.pids[routed.rpartition(" ")[2]], signal.SIGKILL)
+    os.kill(pids[teller(first)], signal.SIGKILL)
     assert first.choices[0].text + joined(chunks) == expected
     until(lambda: len(running.pids) == 3)
 

@@ -2,10 +2,8 @@
 survives whose death, and that no answer ever differs."""
 
 import os
-import re
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -14,7 +12,7 @@ import httpx2
 import pytest
 
 from tests.journeys.clusters import ClusterProcess, cluster
-from tests.journeys.questions import complete
+from tests.journeys.questions import SOURCES, complete, joined, teller
 from tests.kv.tier_blocks import redis_server
 from tests.waiting import until
 
@@ -172,17 +170,10 @@ def redis_port(tmp_path) -> Iterator[int]:
 
 def test_a_worker_and_the_pool_may_die_and_hardly_anything_is_computed_again(tmp_path, redis_port):
     with cluster(SHARED.format(port=redis_port, keys=operator_keys(tmp_path)), tmp_path) as running:
-        pids = running.pids
         alone = ask(running, TALKS[0], "nobody else's", tokens=TOKENS)
         for talk in TALKS[1:]:
             ask(running, talk)
-        with ThreadPoolExecutor(1) as clients:
-            drawn = []
-            answer = clients.submit(_stream, running, TALKS[0], drawn)
-            busy = until(lambda: _busy(running, pids))
-            until(lambda: len("".join(drawn)) > len(alone.text) // 4)
-            os.kill(busy, signal.SIGKILL)
-            assert answer.result() == alone.text
+        assert _killed_at(running, TALKS[0], len(alone.text) // 4) == alone.text
         gateway = running.status()["gateways"][0]
         assert gateway["takeovers"] == 1
         # How much was still on its way depends on the machine (bench/survive.py measures it). With
@@ -216,14 +207,13 @@ def _pool_dies(running: ClusterProcess, alone: Answer) -> None:
     assert (cold.text, cold.cached_tokens) == (alone.text, 0)
 
 
-def _stream(running: ClusterProcess, prompt: str, drawn: list[str]) -> str:
-    for chunk in complete(running.client, prompt, TOKENS, seed=7, stream=True):
-        drawn += [choice.text for choice in chunk.choices]
-    return "".join(drawn)
-
-
-def _busy(running: ClusterProcess, pids: dict[str, int]) -> int | None:
-    """The process that draws the answer, once it has reported that."""
-    pattern = r'tandem:num_requests_running{.*worker="([^"]+)".*} 1.0'
-    running_at = re.findall(pattern, running.metrics())
-    return pids[running_at[0]] if running_at else None
+def _killed_at(running: ClusterProcess, prompt: str, chars: int) -> str:
+    """The answer whose worker is killed once so much of it has come."""
+    pids, drawn = running.pids, ""
+    chunks = complete(running.client, prompt, TOKENS, seed=7, stream=True, extra_body=SOURCES)
+    for chunk in chunks:
+        drawn += chunk.choices[0].text
+        if len(drawn) > chars:
+            os.kill(pids[teller(chunk)], signal.SIGKILL)
+            break
+    return drawn + joined(chunks)

@@ -23,7 +23,7 @@ class Asked:
 @dataclass
 class Answer:
     """One answer while it comes; complete once `ended`. Without the server's own count an event is
-    taken for a token."""
+    taken for a token. `worker` drew the latest, where the request asks for sources."""
 
     pieces: list[str] = field(default_factory=list)
     clock: Clock = field(default_factory=start_clock, repr=False)
@@ -31,6 +31,7 @@ class Answer:
     first_s: float | None = None
     last_s: float = 0.0
     output_tokens: int = 0
+    worker: str = ""
     ended: bool = False
 
     @property
@@ -96,6 +97,8 @@ async def stream_answer(client: Client, asked: Asked, answer: Answer, show: Show
     async with contextlib.aclosing(client.stream(asked.path, asked.body)) as chunks:
         async for chunk in chunks:
             for choice in chunk.choices:
+                if choice.token_sources:
+                    answer.worker = choice.token_sources[-1][0]
                 if choice.carries_tokens:
                     answer.add(choice.shown_text)
                     show(choice.shown_text)

@@ -90,7 +90,8 @@ class ChatText(msgspec.Struct):
 
 class Choice(msgspec.Struct):
     """One answer, or in a stream the piece it grew by. `logprobs` differs by endpoint; `token_ids`
-    are there where `return_token_ids` was asked for and the server knows it."""
+    are there where `return_token_ids` was asked for and the server knows it, and so are
+    `token_sources` (worker, whether a draft had guessed it) with `return_token_sources`."""
 
     index: int = 0
     text: str | None = None
@@ -99,6 +100,7 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: dict[str, Any] | None = None
     token_ids: list[int] | None = None
+    token_sources: list[tuple[str, bool]] | None = None
 
     @property
     def shown_text(self) -> str:

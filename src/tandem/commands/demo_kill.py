@@ -1,10 +1,9 @@
 """`tandem demo --kill`: a story is told, and told again while the worker that tells it is killed in
 mid-sentence; the second is the first, letter by letter."""
 
-import asyncio
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -12,20 +11,17 @@ from rich.console import Console
 from tandem.bench.client import Client, Endpoint
 from tandem.bench.dialogue import Answer, Dialogue, stream_answer
 from tandem.commands.terminal import print_plain
-from tandem.commands.which_cluster import RunningCluster
 from tandem.facts.errors import TandemError
-from tandem.live.gateway.operators import Operators
-from tandem.live.launching.state_directory import StateDirectory
-from tandem.messages.gateway import WorkerStatus
+from tandem.live.launching.state_directory import ClusterRecord, StateDirectory
 
 CLUSTER = "laptop-pd"
 # Beside whatever else runs on this machine.
 OVERRIDES = ("name=demo-kill", "serve.port=0")
 QUESTION = "Tell me a story."
-SAMPLING = {"temperature": 0.8, "seed": 2, "max_tokens": 256}
+SAMPLING = {"temperature": 0.8, "seed": 2, "max_tokens": 256, "return_token_sources": True}
 # The worker is killed once so much was told: early, for a short story is over in moments.
 KILL_AFTER_CHARS = 72
-# On a busy machine a worker may be found only when the story is over.
+# On a busy machine so much may be read only when the story is over.
 MOST_TELLINGS = 5
 TIMEOUT_S = 60.0
 
@@ -36,12 +32,13 @@ class NotTheSame(TandemError):
 
 @dataclass
 class _Telling:
-    """One answer as it is shown, and the longest time that nothing came."""
+    """One answer as it is shown, and the longest time that nothing came. Who tells it is killed
+    once it has told enough, if it is among the `pids` of workers."""
 
     console: Console
+    pids: Mapping[str, int] = field(default_factory=dict)
     answer: Answer = field(default_factory=Answer)
     longest_pause_s: float = 0.0
-    told_enough: asyncio.Event = field(default_factory=asyncio.Event)
     # Tokens that had come when the worker was killed.
     killed_after: int | None = None
     _chars: int = 0
@@ -58,9 +55,16 @@ class _Telling:
             self.longest_pause_s = max(self.longest_pause_s, now_s - self._before_s)
         self._before_s = now_s
         self._chars += len(text)
-        if self._chars >= KILL_AFTER_CHARS:
-            self.told_enough.set()
         self.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+        if self._chars >= KILL_AFTER_CHARS and self.killed_after is None:
+            self._kill()
+
+    def _kill(self) -> None:
+        victim = self.answer.worker
+        if (pid := self.pids.get(victim)) is not None:
+            os.kill(pid, signal.SIGKILL)
+            self.killed_after = self.answer.output_tokens
+            self.console.print(f"\n[bold red]>>> {victim}, process {pid}, is killed <<<[/bold red]")
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,7 @@ class KillDemo:
 
     async def play(self) -> None:
         """Raises `TandemError`, also where the tellings differ."""
-        running = self._running()
-        async with Client(Endpoint(running.record.url, None, TIMEOUT_S)) as client:
+        async with Client(Endpoint(self._record().url, None, TIMEOUT_S)) as client:
             model = await client.choose_model(None)
             dialogue = Dialogue(model.id, SAMPLING)
             self._head("1. A story, undisturbed")
@@ -81,34 +84,21 @@ class KillDemo:
             await stream_answer(client, dialogue.ask(QUESTION), first.answer, first.show)
             self._head("2. The same request, and its decode worker is killed in mid-sentence")
             for _ in range(MOST_TELLINGS):
-                second = _Telling(self.console)
-                killing = asyncio.create_task(self._kill(running, second))
-                try:
-                    await stream_answer(client, dialogue.ask(QUESTION), second.answer, second.show)
-                finally:
-                    killing.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await killing
+                second = _Telling(self.console, self._pids())
+                await stream_answer(client, dialogue.ask(QUESTION), second.answer, second.show)
                 if second.is_interrupted:
                     break
                 self.console.print("\n\nIt was over before its worker died. Once more:\n")
         self._judge(first, second)
 
-    def _running(self) -> RunningCluster:
+    def _record(self) -> ClusterRecord:
         record = self.directory.read()
         assert record is not None, "the demo runs beside its cluster"
-        return RunningCluster(self.directory, record)
+        return record
 
-    async def _kill(self, running: RunningCluster, telling: _Telling) -> None:
-        """The worker that is telling, once it has told enough."""
-        operators = running.operators()
-        before = await _workers(operators)
-        await telling.told_enough.wait()
-        victim = _teller(before, await _workers(operators))
-        pid = running.record.processes[victim].pid
-        os.kill(pid, signal.SIGKILL)
-        telling.killed_after = telling.answer.output_tokens
-        self.console.print(f"\n[bold red]>>> {victim}, process {pid}, is killed <<<[/bold red]")
+    def _pids(self) -> dict[str, int]:
+        """By process, as they are now: who was killed has another."""
+        return {name: process.pid for name, process in self._record().processes.items()}
 
     def _judge(self, first: _Telling, second: _Telling) -> None:
         self._head("3. Both are the same")
@@ -128,19 +118,3 @@ class KillDemo:
 
     def _head(self, title: str) -> None:
         self.console.print(f"\n\n[bold]{title}[/bold]\n")
-
-
-async def _workers(operators: Operators) -> dict[str, WorkerStatus]:
-    return {
-        worker.worker: worker for status in await operators.statuses() for worker in status.workers
-    }
-
-
-def _teller(before: dict[str, WorkerStatus], now: dict[str, WorkerStatus]) -> str:
-    """The worker that has drawn most tokens since."""
-
-    def drawn(name: str) -> tuple[int, str]:
-        earlier = before[name].output_tokens if name in before else 0
-        return now[name].output_tokens - earlier, name
-
-    return max(now, key=drawn)
