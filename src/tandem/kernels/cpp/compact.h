@@ -120,13 +120,13 @@ inline __attribute__((always_inline)) void put(float* pair, int number, Words va
 }
 
 // Values of some pairs of k as they were, but for exceptions.
-template <class Copy>
-inline void expand(const uint8_t* packed, int64_t pairs, KnownBytes known, Copy copy) {
-  for (int64_t pair = 0; pair < pairs; ++pair, packed += kPairBytes, copy += kPairValues)
+template <class T>
+inline void expand(const uint8_t* packed, int64_t pairs, KnownBytes known, T* out) {
+  for (int64_t pair = 0; pair < pairs; ++pair, packed += kPairBytes, out += kPairValues)
     for (int part = 0; part < kParts; ++part) {
       Words values[2];
       expand_part(packed, part, known, values);
-      TANDEM_UNROLL for (int i = 0; i < 2; ++i) put(copy, 2 * part + i, values[i]);
+      TANDEM_UNROLL for (int i = 0; i < 2; ++i) put(out, 2 * part + i, values[i]);
     }
 }
 
@@ -139,83 +139,144 @@ inline void set_high_byte(float* values, uint32_t place, uint32_t byte) {
   store_raw(value, byte << 24 | (load_raw<uint32_t>(value) & 0xffffff));
 }
 
-// Adds products with the first `depth` of each pair to sums of one register of columns: in fp32, one
-// k after the other, or in bfloat16 of both.
-template <int Rows, int Vectors>
+// Adds products with the first `depth` of each pair of two registers, which are kept first, to the sums
+// from `vector` on: in fp32, one k after the other, or in bfloat16 of both.
+template <int Rows, int Vectors, class Keep>
 inline __attribute__((always_inline)) void add_pairs(Floats (&acc)[Rows][Vectors], int vector,
-                                                     const float* a, ptrdiff_t a_stride, Words pairs,
-                                                     int depth) {
-  for (int k = 0; k < depth; ++k) {
-    const Floats b = (Floats)(k ? pairs & 0xffff0000u : pairs << 16);
-    TANDEM_UNROLL for (int r = 0; r < Rows; ++r) {
-      Floats& sum = acc[r][vector];
-      sum = multiply_add(splat(a[r * a_stride + k]), b, sum);
+                                                     const float* a, ptrdiff_t a_stride,
+                                                     const Words (&pairs)[2], int depth, Keep keep) {
+  TANDEM_UNROLL for (int v = 0; v < 2; ++v) {
+    keep(v);
+    for (int k = 0; k < depth; ++k) {
+      const Floats b = (Floats)(k ? pairs[v] & 0xffff0000u : pairs[v] << 16);
+      TANDEM_UNROLL for (int r = 0; r < Rows; ++r) {
+        Floats& sum = acc[r][vector + v];
+        sum = multiply_add(splat(a[r * a_stride + k]), b, sum);
+      }
     }
   }
 }
-template <int Rows, int Vectors>
+// Rows outside, so that each pair of one is broadcast once.
+template <int Rows, int Vectors, class Keep>
 inline __attribute__((always_inline)) void add_pairs(Floats (&acc)[Rows][Vectors], int vector,
-                                                     const bf16* a, ptrdiff_t a_stride, Words pairs,
-                                                     int) {
-  TANDEM_UNROLL for (int r = 0; r < Rows; ++r)
-    acc[r][vector] = add_pair(acc[r][vector], load_raw<int32_t>(a + r * a_stride), pairs);
+                                                     const bf16* a, ptrdiff_t a_stride,
+                                                     const Words (&pairs)[2], int, Keep keep) {
+  TANDEM_UNROLL for (int v = 0; v < 2; ++v) keep(v);
+  TANDEM_UNROLL for (int r = 0; r < Rows; ++r) {
+    const Words x = Words{} + load_raw<uint32_t>(a + r * a_stride);
+    TANDEM_UNROLL for (int v = 0; v < 2; ++v)
+      acc[r][vector + v] = add_pair(acc[r][vector + v], x, pairs[v]);
+  }
 }
 
-// Memory is asked for this far ahead; not where the processor sees to that well enough by itself, as
-// where registers are long and no other rows come in between, for which a copy is kept.
+// Where products are in bfloat16, and quick, a stretch that is looked up has at most so many k: what is
+// around a tile counts for more.
+constexpr int64_t kLookedUpDepth = 4 * kListedDepth;
+
+// The pairs of such a stretch in which there are exceptions, as they were, in their order.
+struct ExceptionalPairs {
+  int64_t count = 0;
+  int64_t pair[kLookedUpDepth / 2];
+  bf16 values[kLookedUpDepth / 2][kPairValues];
+};
+struct NoExceptionalPairs {
+  static constexpr int64_t count = 0;
+  static constexpr const int64_t* pair = nullptr;
+  static constexpr const bf16 (*values)[kPairValues] = nullptr;
+};
+
+// What a tile has besides factors: pairs that it takes from elsewhere, memory that it asks for, and a copy
+// of what it looks up.
+template <class Exceptional, class Ahead, class Copy>
+struct Besides {
+  const Exceptional& exceptional;
+  Ahead& ahead;
+  Copy copy;
+};
+
+// A first pass asks for what lies so far ahead; not where the processor sees to that well enough by itself,
+// as where registers are long and no other rows come in between, for which a copy is kept.
 template <class Copy>
 constexpr int64_t kCompactAhead = kLanes < 16 ? 1536 : std::is_same<Copy, NoCopy>::value ? 0 : 8192;
 constexpr int kCompactCache = kLanes < 16 ? kNearestCache : kSecondCache;
 
-// As tile_rows and tile_pairs, of pairs without exceptions and of so many parts from `First` on.
-template <int Rows, int First, int Parts, class A, class Copy>
+// As tile_rows and tile_pairs, of so many parts from `First` on.
+template <int Rows, int First, int Parts, class A, class Exceptional, class Ahead, class Copy>
 inline __attribute__((noinline)) void tile_parts(float* c, const A* a, ptrdiff_t a_stride,
-                                                 const uint8_t* pair, KnownBytes known,
-                                                 int64_t depth, bool fresh, Copy copy) {
+                                                 const uint8_t* packed, KnownBytes known,
+                                                 int64_t depth, bool fresh,
+                                                 Besides<Exceptional, Ahead, Copy> besides) {
   Floats acc[Rows][2 * Parts];
   c += First * 2 * kLanes;
   TANDEM_UNROLL for (int r = 0; r < Rows; ++r)
     TANDEM_UNROLL for (int v = 0; v < 2 * Parts; ++v)
       acc[r][v] = fresh ? Floats{} : load(c + r * kPanelColumns + v * kLanes);
-  const auto add = [&](const A* row, int count) __attribute__((always_inline)) {
-    TANDEM_UNROLL for (int part = 0; part < Parts; ++part) {
-      Words pairs[2];
-      expand_part(pair, First + part, known, pairs);
-      TANDEM_UNROLL for (int v = 0; v < 2; ++v) {
-        put(copy, 2 * (First + part) + v, pairs[v]);
-        add_pairs(acc, 2 * part + v, row, a_stride, pairs[v], count);
-      }
-    }
+  Copy copy = besides.copy;
+  int64_t pair = 0;
+  const auto step = [&]() __attribute__((always_inline)) {
+    ++pair, a += 2, packed += kPairBytes, copy = copy + kPairValues;
   };
-  int64_t k = 0;
-  for (; k + 2 <= depth; k += 2, pair += kPairBytes, copy = copy + kPairValues) {
+  const auto add = [&](int count) __attribute__((always_inline)) {
     if (kCompactAhead<Copy> && !First)
       for (int64_t i = 0; i < kPairBytes; i += 64)
-        __builtin_prefetch(pair + kCompactAhead<Copy> + i, 0, kCompactCache);
-    add(a + k, 2);
+        __builtin_prefetch(packed + kCompactAhead<Copy> + i, 0, kCompactCache);
+    TANDEM_UNROLL for (int part = 0; part < Parts; ++part) {
+      Words pairs[2];
+      expand_part(packed, First + part, known, pairs);
+      add_pairs(acc, 2 * part, a, a_stride, pairs, count, [&](int v) __attribute__((always_inline)) {
+        put(copy, 2 * (First + part) + v, pairs[v]);
+      });
+    }
+    step();
+  };
+  const auto add_exceptional = [&](const bf16* values, int count) __attribute__((always_inline)) {
+    TANDEM_UNROLL for (int part = 0; part < Parts; ++part) {
+      const bf16* first = values + (First + part) * kPartValues;
+      const Words pairs[2] = {load_raw<Words>(first), load_raw<Words>(first + 2 * kLanes)};
+      add_pairs(acc, 2 * part, a, a_stride, pairs, count, [](int) {});
+    }
+    step();
+  };
+  constexpr int64_t stride = Ahead::kStride > 1 ? Ahead::kStride / 2 : 1;
+  for (int64_t next = 0;; ++next) {
+    const bool last = next == besides.exceptional.count;
+    const int64_t end = last ? depth / 2 : besides.exceptional.pair[next];
+    while (pair + stride <= end) {
+      besides.ahead.step();
+      for (int64_t i = 0; i < stride; ++i) add(2);
+    }
+    while (pair < end) add(2);
+    if (last) break;
+    add_exceptional(besides.exceptional.values[next], depth - 2 * pair < 2 ? 1 : 2);
   }
-  if (k < depth) add(a + k, 1);
+  if (2 * pair < depth) add(1);
   TANDEM_UNROLL for (int r = 0; r < Rows; ++r)
     TANDEM_UNROLL for (int v = 0; v < 2 * Parts; ++v)
       store(c + r * kPanelColumns + v * kLanes, acc[r][v]);
 }
 
 // More rows read each value so often that a copy of them as they were is cheaper: what the first of them
-// look up, if they are not more.
-constexpr int kCompactRows = kRegisters < 32 ? 3 : kTileRows;
+// look up, if they are not more. Products of pairs are so quick that reading a copy takes longer than
+// looking up twice, each time for half of the columns of as many rows as registers have room for.
+constexpr int kLookedUpOnce = kRegisters < 32 ? 3 : kTileRows;
+constexpr int kLookedUpTwice = kHasBf16Products ? 12 : kLookedUpOnce;
 
-// c [rows, 64] (+)= a [rows, depth] x pairs without exceptions; `fresh` starts from zero. All columns
-// at once where their sums fit the register file beside what expands them.
-template <int Rows, class A, class Copy>
+// All columns at once where their sums fit the register file beside what expands them, or half of them.
+constexpr int parts_for(int rows) {
+  return rows * kPanelVectors + 6 > kRegisters ? kParts / 2 : kParts;
+}
+
+// c [rows, 64] (+)= a [rows, depth] x a stretch, for at most `Most` rows; `fresh` starts from zero.
+template <int Rows, int Most, class A, class Besides>
 inline void tile_compact(int rows, float* c, const A* a, ptrdiff_t a_stride, const uint8_t* packed,
-                         KnownBytes known, int64_t depth, bool fresh, Copy copy) {
-  if constexpr (Rows < kCompactRows)
+                         KnownBytes known, int64_t depth, bool fresh, Besides besides) {
+  if constexpr (Rows < Most)
     if (rows > Rows)
-      return tile_compact<Rows + 1>(rows, c, a, a_stride, packed, known, depth, fresh, copy);
-  constexpr int parts = Rows * kPanelVectors + 6 > kRegisters ? kParts / 2 : kParts;
-  tile_parts<Rows, 0, parts>(c, a, a_stride, packed, known, depth, fresh, copy);
+      return tile_compact<Rows + 1, Most>(rows, c, a, a_stride, packed, known, depth, fresh, besides);
+  constexpr int parts = parts_for(Rows);
+  tile_parts<Rows, 0, parts>(c, a, a_stride, packed, known, depth, fresh, besides);
   if constexpr (parts < kParts)
-    tile_parts<Rows, parts, parts>(c, a, a_stride, packed, known, depth, fresh, copy);
+    tile_parts<Rows, parts, parts>(c, a, a_stride, packed, known, depth, fresh, besides);
 }
 
 // `depth` k of a panel from `k` on, which is the first of a list of exceptions.
@@ -240,10 +301,11 @@ class CompactStretch {
                       exceptions_[i] & 255);
   }
 
-  // c [rows, 64] (+)= a [rows, depth] x this, for at most kCompactRows; a copy of the values may be
+  // c [rows, 64] (+)= a [rows, depth] x this, for at most kLookedUpOnce rows; a copy of the values may be
   // kept.
   template <class A, class Copy>
-  void multiply(int rows, float* c, const A* a, ptrdiff_t a_stride, bool fresh, Copy copy) const {
+  void multiply_once(int rows, float* c, const A* a, ptrdiff_t a_stride, bool fresh,
+                     Copy copy) const {
     int64_t done = 0;
     for (int64_t list = 0; list * kListedDepth < depth_; ++list)
       for (uint32_t i = begins_[list]; i < begins_[list + 1];) {
@@ -264,12 +326,27 @@ class CompactStretch {
     if (done < depth_) multiply_known(rows, c, a, a_stride, done, depth_, fresh && !done, copy);
   }
 
+  // The same for at most kLookedUpTwice rows, but more, and a stretch of at most kLookedUpDepth.
+  template <class A, class Ahead>
+  void multiply_twice(int rows, float* c, const A* a, ptrdiff_t a_stride, bool fresh,
+                      Ahead& ahead) const {
+    ExceptionalPairs exceptional;
+    find_exceptional(&exceptional);
+    const Besides<ExceptionalPairs, Ahead, NoCopy> besides{exceptional, ahead, {}};
+    tile_compact<kLookedUpOnce + 1, kLookedUpTwice>(rows, c, a, a_stride, packed_, known_, depth_,
+                                                    fresh, besides);
+  }
+
  private:
   template <class A, class Copy>
   void multiply_known(int rows, float* c, const A* a, ptrdiff_t a_stride, int64_t first,
                       int64_t last, bool fresh, Copy copy) const {
-    tile_compact<1>(rows, c, a + first, a_stride, packed_ + first / 2 * kPairBytes, known_,
-                    last - first, fresh, copy + first * kPanelColumns);
+    const NoExceptionalPairs none;
+    NoReadAhead nothing;
+    const Besides<NoExceptionalPairs, NoReadAhead, Copy> besides{none, nothing,
+                                                                 copy + first * kPanelColumns};
+    tile_compact<1, kLookedUpOnce>(rows, c, a + first, a_stride, packed_ + first / 2 * kPairBytes,
+                                   known_, last - first, fresh, besides);
   }
   static void multiply_pair(int rows, float* c, const float* a, ptrdiff_t a_stride,
                             const bf16* values, int64_t depth, bool fresh) {
@@ -280,6 +357,21 @@ class CompactStretch {
                             const bf16* values, int64_t, bool fresh) {
     NoReadAhead nothing;
     tile_pairs(rows, c, kPanelColumns, a, a_stride, values, 1, fresh, nothing);
+  }
+
+  void find_exceptional(ExceptionalPairs* found) const {
+    bf16* values = nullptr;
+    for (int64_t list = 0; list * kListedDepth < depth_; ++list)
+      for (uint32_t i = begins_[list]; i < begins_[list + 1]; ++i) {
+        const uint32_t place = exceptions_[i] >> 8;
+        const int64_t pair = list * kListedDepth / 2 + place / kPairValues;
+        if (!values || found->pair[found->count - 1] != pair) {
+          found->pair[found->count] = pair;
+          values = found->values[found->count++];
+          tandem::expand(packed_ + pair * kPairBytes, 1, known_, values);
+        }
+        set_high_byte(values, place % kPairValues, exceptions_[i] & 255);
+      }
   }
 
   const uint8_t* packed_;

@@ -77,9 +77,9 @@ struct Stretch {
   }
 };
 
-// So many cache lines are asked for evenly, from the first pass of the first group to the last of all.
-int64_t lines_a_step(int64_t lines, const Stretch& stretch, const RowGroups& groups, int64_t first) {
-  const int64_t passes = kPanelVectors / vectors_for(groups.size(0)) * (groups.count - first);
+// So many cache lines are asked for evenly, from the first pass over a stretch to the last.
+int64_t lines_a_step(Span asked, const Stretch& stretch, int64_t passes) {
+  const int64_t lines = (asked.end - asked.begin) / 64;
   const int64_t steps = stretch.depth / ReadAhead::kStride * passes;
   return steps < 1 ? lines : (lines + steps - 1) / steps;
 }
@@ -111,8 +111,8 @@ template <class Products, class B>
 void walk(bool asks, Span next, const LinearCall& call, int64_t row, const RowGroups& groups,
           const Stretch& stretch, B b, float* sums, int64_t first = 0) {
   if (asks) {
-    const int64_t lines = (next.end - next.begin) / 64;
-    ReadAhead ahead(&next, &next + 1, lines_a_step(lines, stretch, groups, first));
+    const int64_t passes = kPanelVectors / vectors_for(groups.size(0)) * (groups.count - first);
+    ReadAhead ahead(&next, &next + 1, lines_a_step(next, stretch, passes));
     return Products::walk(call, row, groups, first, stretch, b, sums, ahead);
   }
   NoReadAhead nothing;
@@ -200,23 +200,29 @@ struct CompactProducts {
   static constexpr int64_t kScratch = Narrow ? kNarrowChunk * kPanelColumns / 2 : Wide::kScratch;
 
   static int64_t chunk(const LinearCall&, const RowGroups& groups) {
-    if (groups.rows <= kCompactRows || Wide::in_passes(groups)) return kListedDepth;
-    if (groups.count <= kPassGroups) return (Narrow ? 4 : 2) * kListedDepth;
+    if (Narrow && groups.count <= kPassGroups) return kLookedUpDepth;
+    if (groups.rows <= kLookedUpOnce || Wide::in_passes(groups)) return kListedDepth;
+    if (groups.count <= kPassGroups) return 2 * kListedDepth;
     return Narrow ? kNarrowChunk : kChunk;
   }
 
   static void add(const LinearCall& call, int64_t row, const RowGroups& groups,
                   const Stretch& stretch, float* copy, float* sums) {
+    if constexpr (Narrow)
+      add(call, call.rounded, call.rounded_stride, row, groups, stretch, copy, sums);
+    else
+      add(call, call.x, call.x_stride, row, groups, stretch, copy, sums);
+  }
+
+ private:
+  template <class A>
+  static void add(const LinearCall& call, const A* x, ptrdiff_t x_stride, int64_t row,
+                  const RowGroups& groups, const Stretch& stretch, float* copy, float* sums) {
     const CompactStretch packed(*(const Compact*)call.weight, stretch.panel, stretch.k, stretch.depth);
     const Span next{packed.end(), packed.end() + packed.bytes()};
-    const auto multiply = [&](auto kept) {
-      const int rows = groups.size(0);
-      if constexpr (Narrow)
-        packed.multiply(rows, sums, call.rounded + row * call.rounded_stride + stretch.k,
-                        call.rounded_stride, stretch.k == 0, kept);
-      else
-        packed.multiply(rows, sums, call.x + row * call.x_stride + stretch.k, call.x_stride,
-                        stretch.k == 0, kept);
+    const A* a = x + row * x_stride + stretch.k;
+    const auto multiply_once = [&](auto kept) {
+      packed.multiply_once(groups.size(0), sums, a, x_stride, stretch.k == 0, kept);
     };
     const auto walk_copy = [&](auto* values, int64_t first) {
       using T = std::remove_pointer_t<decltype(values)>;
@@ -227,9 +233,14 @@ struct CompactProducts {
       packed.expand(values);
       walk_copy(values, 0);
     };
-    if (groups.rows <= kCompactRows) return multiply(NoCopy{});
-    if (kTileRows <= kCompactRows) {
-      multiply((Copied*)copy);
+    if (groups.rows <= kLookedUpOnce) return multiply_once(NoCopy{});
+    if constexpr (kLookedUpOnce < kLookedUpTwice && Narrow)
+      if (groups.rows <= kLookedUpTwice) {
+        FarReadAhead ahead(&next, &next + 1, lines_a_step(next, stretch, 2));
+        return packed.multiply_twice((int)groups.rows, sums, a, x_stride, stretch.k == 0, ahead);
+      }
+    if (kTileRows <= kLookedUpOnce) {
+      multiply_once((Copied*)copy);
       return walk_copy((Copied*)copy, 1);
     }
     if (groups.count == 1) return walk_expanded((bf16*)copy);

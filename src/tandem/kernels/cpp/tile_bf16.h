@@ -11,8 +11,8 @@ namespace tandem {
 constexpr bool kHasBf16Products = true;
 
 // Both products of a pair, added in their order.
-inline Floats add_pair(Floats sum, int32_t a, Words b) {
-  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
+inline Floats add_pair(Floats sum, Words a, Words b) {
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
 template <int Rows, class Ahead>
@@ -60,7 +60,7 @@ inline void round_row(const float* row, int64_t count, bf16* rounded) {
 
 constexpr bool kHasBf16Products = false;
 
-inline Floats add_pair(Floats sum, int32_t, Words) { return sum; }
+inline Floats add_pair(Floats sum, Words, Words) { return sum; }
 template <int Rows, class Ahead>
 inline void tile_pairs(float*, ptrdiff_t, const bf16*, ptrdiff_t, const bf16*, int64_t, bool,
                        Ahead&) {}
