@@ -1,6 +1,7 @@
 """The checkpoints of a comparison: one model of random weights in the shape of Qwen2.5-0.5B, as a
 folder of transformers in bfloat16 and as GGUF files made from it."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import gguf
 from model import HALF_BILLION
+from tandem.config.environment import BUNDLED
 
 QUANTIZED = {
     "F16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -32,7 +34,8 @@ OF_LAYER = {
 
 
 def write_folder(folder: Path) -> None:
-    """Random weights, made by the peer itself: always the same."""
+    """Random weights, made by the peer itself: always the same. Any tokenizer: what is asked and
+    said are ids."""
     torch.manual_seed(0)
     attention = HALF_BILLION.attention
     config = Qwen2Config(
@@ -48,6 +51,8 @@ def write_folder(folder: Path) -> None:
         tie_word_embeddings=True,
     )
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for file in (BUNDLED / "tandem-mini").glob("token*"):
+        shutil.copy(file, folder)
 
 
 def write_gguf(folder: Path, file: Path, kind: str) -> None:

@@ -5,7 +5,6 @@ Each keeps the KV of what it has computed: llama.cpp by sequence, as its server 
 Usage: python bench/peer_sessions.py [--kinds 16-bit,8-bit,4-bit] [--rounds 3] [--threads 2]
 """
 
-import shutil
 import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from pathlib import Path
 from rich.table import Table
 
 from peers import KINDS, OURS, OVER_HTTP, Peer, Running, compare_kinds, running
-from tandem.config.environment import BUNDLED
 
 SESSIONS, TURNS = 4, 3
 SYSTEM_TOKENS, USER_TOKENS, ANSWER_TOKENS = 1000, 30, 32
@@ -54,9 +52,6 @@ def _tokens(salt: int, number: int, count: int) -> list[int]:
 
 
 def compare(kind: str, checkpoints: Path, rounds: int, threads: int) -> Table:
-    # Any tokenizer: what is asked and said are ids.
-    for file in (BUNDLED / "tandem-mini").glob("token*"):
-        shutil.copy(file, checkpoints / "folder")
     contestants = [peer for peer in KINDS[kind] if peer.program != "transformers"]
     with ExitStack() as stack:
         peers: list[Sessions] = []

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,15 +38,17 @@ OURS, OVER_HTTP = "tandem", "tandem_http"
 @dataclass(frozen=True)
 class Peer:
     """One way to run the model: a program, the checkpoint that it reads (a GGUF type, or the folder
-    of transformers where empty), and what the program is told of it."""
+    of transformers where empty), what the program is told of it, and of an earlier Tandem the
+    Python that has it."""
 
     program: str
     kind: str
     gguf: str = ""
+    earlier_python: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.program} {self.kind}"
+        return f"{self.program} {self.kind}" + (", earlier" if self.earlier_python else "")
 
 
 # What peers compute in is what they are fastest with: bfloat16 only where it has instructions.
@@ -147,6 +149,8 @@ def running(peer: Peer, checkpoint: Path, threads: int, *options: str) -> Iterat
     command = [python, str(PROGRAMS / f"{peer.program}_program.py")]
     command += ["--model", str(checkpoint), "--kind", peer.kind, "--threads", str(threads)]
     command += ["--sequences", str(CONCURRENT), "--context-tokens", str(CONTEXT_TOKENS), *options]
+    if peer.earlier_python:
+        command += ["--tandem-python", peer.earlier_python]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -182,19 +186,19 @@ def compare(kind: str, checkpoints: Path, rounds: int, threads: int) -> Table:
             for contest in CONTESTS:
                 for each in peers:
                     each.run(contest, number)
-    table = table_of(kind, peers)
+    table = table_of(kind, peers, CONTESTS)
     table.caption = f"first tokens of {CONCURRENT} that are ours: {same_first_tokens(peers)}"
     return table
 
 
-def table_of(kind: str, peers: list[Running]) -> Table:
+def table_of(kind: str, peers: list[Running], contests: Sequence[Contest]) -> Table:
     table = Table(title=f"{kind}: tokens a second, medians (least to most)", title_justify="left")
     table.add_column("")
     for peer in peers:
         table.add_column(peer.peer.name, justify="right")
     for column in ("times the best", "goal"):
         table.add_column(column, justify="right")
-    for contest in CONTESTS:
+    for contest in contests:
         rates = [peer.rates[contest.name] for peer in peers]
         medians = [statistics.median(each) for each in rates]
         cells = [

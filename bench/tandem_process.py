@@ -13,9 +13,10 @@ STOP_S = 60
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[str]:
-    """`tandem` with these words until the block ends; gives its URL, without the /v1."""
-    process = subprocess.Popen([*TANDEM, *words], stdout=subprocess.PIPE)
+def serving(*words: str, python: str = sys.executable) -> Iterator[str]:
+    """`tandem` with these words until the block ends, of this environment or of another; gives its
+    URL, without the /v1."""
+    process = subprocess.Popen([python, *TANDEM[1:], *words], stdout=subprocess.PIPE)
     try:
         yield served_url(process)
     finally:

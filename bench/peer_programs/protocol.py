@@ -53,6 +53,7 @@ class Wishes:
     sequences: int
     context_tokens: int
     prefix_caching: bool
+    tandem_python: str
 
 
 def serve(load: Callable[[Wishes], Generate]) -> None:
@@ -63,6 +64,7 @@ def serve(load: Callable[[Wishes], Generate]) -> None:
     for name in ("threads", "sequences", "context-tokens"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--prefix-caching", action="store_true")
+    parser.add_argument("--tandem-python", default=sys.executable)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     generate = load(Wishes(**vars(parser.parse_args())))

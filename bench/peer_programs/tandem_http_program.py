@@ -1,7 +1,9 @@
-"""`tandem serve` over HTTP: each prompt is a streamed completion of its own."""
+"""`tandem serve` over HTTP, of this environment or of another: each prompt is a streamed
+completion of its own."""
 
 import asyncio
 import json
+import uuid
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,7 +22,9 @@ FORMS = {
 def load_served(wishes: Wishes, running: ExitStack) -> Generate:
     options = [*FORMS[wishes.kind], "--threads", str(wishes.threads), "--port", "0"]
     options += ["--max-model-len", str(wishes.context_tokens), "--kv-cache-memory", "512MiB"]
-    url = running.enter_context(serving("serve", wishes.model, *options))
+    url = running.enter_context(
+        serving("serve", wishes.model, *options, python=wishes.tandem_python)
+    )
 
     def generate(prompts: list[list[int]], answers: list[int]) -> Answer:
         watch = Watch()
@@ -30,6 +34,8 @@ def load_served(wishes: Wishes, running: ExitStack) -> Generate:
         ) -> list[int]:
             body: dict[str, Any] = {"prompt": prompt, "max_tokens": answers[number]}
             body |= {"temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
+            if not wishes.prefix_caching:
+                body["cache_salt"] = uuid.uuid4().hex
             said: list[int] = []
             async with session.post(f"{url}/v1/completions", json=body) as response:
                 response.raise_for_status()

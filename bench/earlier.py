@@ -1,0 +1,58 @@
+"""`tandem serve` beside an earlier version of it, both over HTTP, in turns in one run: what
+`peers.py` asks of other engines. The earlier one is installed in an environment of its own, and
+must know the kinds of weights that are asked for.
+
+Usage: python bench/earlier.py --against ITS_PYTHON [--kinds 16-bit,8-bit] [--rounds 3]
+"""
+
+import argparse
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from limits import measure_limits
+from peer_files import write_folder
+from peers import CONTESTS, KINDS, OVER_HTTP, Peer, running, table_of
+
+NO_SLOWER = 1.0
+
+
+def compare(kind: str, checkpoint: Path, earlier_python: str, rounds: int, threads: int) -> Table:
+    ours = Peer(OVER_HTTP, KINDS[kind][0].kind)
+    versions = ours, replace(ours, earlier_python=earlier_python)
+    contests = [replace(contest, goal=NO_SLOWER) for contest in CONTESTS]
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(running(version, checkpoint, threads)) for version in versions
+        ]
+        for number in range(1 + rounds):
+            for contest in contests:
+                for each in started:
+                    each.run(contest, number)
+    return table_of(kind, started, contests)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--against", required=True)
+    parser.add_argument("--kinds", default="16-bit,8-bit")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    console = Console(width=150)
+    with tempfile.TemporaryDirectory() as held:
+        checkpoint = Path(held) / "folder"
+        write_folder(checkpoint)
+        for kind in options.kinds.split(","):
+            console.print(f"{kind}: {measure_limits()}")
+            table = compare(kind, checkpoint, options.against, options.rounds, options.threads)
+            console.print(table)
+
+
+if __name__ == "__main__":
+    main()
