@@ -100,7 +100,7 @@ void block_panel(const CodedCall& call, int64_t row, int64_t rows, int64_t panel
   const int64_t deepest = Coded ? 0 : most_groups * call.group;
   float* sums = held.take((rows + deepest) * kPanelColumns);
   float* wide = sums + rows * kPanelColumns;
-  const RowGroups tiles(rows, Coded ? kCodeRows : kTileRows);
+  const RowGroups tiles(rows, Coded ? kCodeRows : kTileRows, !kPassesOften);
   const int64_t step = Coded && tiles.count == 1 ? call.groups() : most_groups;
   for (int64_t first = 0; first < call.groups(); first += step) {
     const int64_t left = call.groups() - first;

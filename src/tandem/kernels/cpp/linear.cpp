@@ -33,10 +33,12 @@ constexpr int64_t kChunk = 256;
 // Products of pairs take half as long, and what is around a tile counts for more.
 constexpr int64_t kNarrowChunk = 1024;
 // Where a tile has to pass over the columns of a panel more than once, few rows do so stretch by
-// stretch of these bytes: each comes from memory once, while the one before it is computed with.
-constexpr bool kPassesOften = vectors_for(kTileRows) < kPanelVectors;
+// stretch of these bytes: each comes from memory once, while the one before it is computed with. More
+// of them take longer for a stretch than memory does, and rather begin anew less often.
 constexpr int64_t kPassBytes = 4096;
-constexpr int64_t kPassGroups = 8;
+constexpr int64_t kPassGroups = 3;
+// So many ask for the next stretch.
+constexpr int64_t kAskingGroups = 8;
 // From here on the copy of a widened stretch costs less than widening it for each row group.
 constexpr int64_t kWidenRows = 96;
 
@@ -111,7 +113,9 @@ template <class Products, class B>
 void walk(bool asks, Span next, const LinearCall& call, int64_t row, const RowGroups& groups,
           const Stretch& stretch, B b, float* sums, int64_t first = 0) {
   if (asks) {
-    const int64_t passes = kPanelVectors / vectors_for(groups.size(0)) * (groups.count - first);
+    int64_t passes = 0;
+    for (int64_t g = first; g < groups.count; ++g)
+      passes += kPanelVectors / vectors_for(groups.size(g));
     ReadAhead ahead(&next, &next + 1, lines_a_step(next, stretch, passes));
     return Products::walk(call, row, groups, first, stretch, b, sums, ahead);
   }
@@ -126,10 +130,8 @@ struct WideProducts {
 
   // Row groups share a stretch in cache; and a single row reads memory faster in stretches, too.
   static int64_t chunk(const LinearCall&, const RowGroups& groups) {
-    return in_passes(groups) ? kPassBytes / (kPanelColumns * (int64_t)sizeof(T)) : kChunk;
-  }
-  static bool in_passes(const RowGroups& groups) {
-    return kPassesOften && groups.count <= kPassGroups;
+    const bool few = kPassesOften && groups.count <= kPassGroups;
+    return few ? kPassBytes / (kPanelColumns * (int64_t)sizeof(T)) : kChunk;
   }
 
   template <class B, class Ahead>
@@ -147,9 +149,10 @@ struct WideProducts {
                   const Stretch& stretch, float* wide, float* sums) {
     const T* stored = stretch.of<T>(call);
     const char* end = (const char*)(stored + stretch.depth * kPanelColumns);
-    const Span next{end, end + kPassBytes};
+    const Span next{end, end + (end - (const char*)stored)};
+    const bool asks = kPassesOften && groups.count <= kAskingGroups;
     const auto walk_rows = [&](auto rows) {
-      ::walk<WideProducts>(in_passes(groups), next, call, row, groups, stretch, rows, sums);
+      ::walk<WideProducts>(asks, next, call, row, groups, stretch, rows, sums);
     };
     if (sizeof(T) < sizeof(float) && groups.rows >= kWidenRows) {
       widen_stretch(stored, stretch.depth, wide);
@@ -200,9 +203,10 @@ struct CompactProducts {
   static constexpr int64_t kScratch = Narrow ? kNarrowChunk * kPanelColumns / 2 : Wide::kScratch;
 
   static int64_t chunk(const LinearCall&, const RowGroups& groups) {
-    if (Narrow && groups.count <= kPassGroups) return kLookedUpDepth;
-    if (groups.rows <= kLookedUpOnce || Wide::in_passes(groups)) return kListedDepth;
-    if (groups.count <= kPassGroups) return 2 * kListedDepth;
+    if (Narrow && groups.count <= kAskingGroups) return kLookedUpDepth;
+    if (groups.rows <= kLookedUpOnce) return kListedDepth;
+    if (groups.count == 1) return kLookedUpDepth;
+    if (!kPassesOften && groups.count <= kAskingGroups) return 2 * kListedDepth;
     return Narrow ? kNarrowChunk : kChunk;
   }
 
@@ -255,7 +259,7 @@ void block_panel(const LinearCall& call, int64_t row, int64_t rows, int64_t pane
   static thread_local Scratch held;
   float* wide = held.take(Products::kScratch + rows * kPanelColumns);
   float* sums = wide + Products::kScratch;
-  const RowGroups groups(rows);
+  const RowGroups groups(rows, kTileRows, !kPassesOften);
   const int64_t chunk = Products::chunk(call, groups);
   for (int64_t k = 0; k < call.in_features; k += chunk) {
     const int64_t depth = call.in_features - k < chunk ? call.in_features - k : chunk;

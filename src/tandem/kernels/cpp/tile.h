@@ -11,11 +11,11 @@ constexpr int kTileRows = 6;
 constexpr int kPanelColumns = 64;
 constexpr int kPanelVectors = kPanelColumns / kLanes;
 
-// Accumulators, one broadcast and the two registers that a load of b gives must fit the register
-// file.
+// Accumulators, one broadcast and what all rows read of b must fit the register file; a single row needs
+// two registers of b at most.
 constexpr int vectors_for(int rows) {
   int vectors = kPanelVectors;
-  while (vectors > 2 && rows * vectors + 3 > kRegisters) vectors /= 2;
+  while (vectors > 2 && rows * vectors + (rows > 1 ? vectors : 2) + 1 > kRegisters) vectors /= 2;
   return vectors;
 }
 
@@ -128,9 +128,13 @@ inline __attribute__((always_inline)) void add_products(Floats (&acc)[Rows][Vect
                                                         int part) {
   Floats row[Vectors];
   load_b<Vectors>(b, k, part, row);
+  if (Rows > 1)
+    for (int v = 0; v < Vectors; ++v) stay(row[v]);
   for (int r = 0; r < Rows; ++r) {
     const Floats x = splat(a[r * a_stride + k]);
     for (int v = 0; v < Vectors; ++v) acc[r][v] = multiply_add(x, row[v], acc[r][v]);
+    if (B::kStep > 1)
+      for (int v = 0; v < Vectors; ++v) stay(acc[r][v]);
   }
 }
 
@@ -233,13 +237,23 @@ inline void for_each_block(int64_t rows, int64_t columns, int threads, const Blo
   }
 }
 
-// Splits `rows` into the fewest groups of at most `most`, as even as possible.
+// Whether a whole tile has to pass over the columns of a panel more than once. Smaller ones are no
+// quicker there for each row.
+constexpr bool kPassesOften = vectors_for(kTileRows) < kPanelVectors;
+
+// Splits `rows` into the fewest groups of at most `most`: as even as possible, or all but the last of
+// that size.
 struct RowGroups {
   int64_t rows;
+  int64_t most;
   int64_t count;
-  explicit RowGroups(int64_t total, int64_t most = kTileRows)
-      : rows(total), count((total + most - 1) / most) {}
-  int64_t begin(int64_t group) const { return rows * group / count; }
+  bool even;
+  explicit RowGroups(int64_t total, int64_t most_rows = kTileRows, bool as_even = true)
+      : rows(total), most(most_rows), count((total + most - 1) / most), even(as_even) {}
+  int64_t begin(int64_t group) const {
+    if (group == count) return rows;
+    return even ? rows * group / count : group * most;
+  }
   int size(int64_t group) const { return (int)(begin(group + 1) - begin(group)); }
 };
 

@@ -70,6 +70,16 @@ inline void store_raw(void* target, V value) {
 inline Floats splat(float value) { return value - Floats{}; }
 inline Ints splat_int(int32_t value) { return value - Ints{}; }
 
+// Has a compiler keep a value in a register where it would read it from memory for each use, which is
+// more than a processor's loads keep up with, or would put it back there in between.
+inline void stay(Floats& value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(value));
+#else
+  (void)value;
+#endif
+}
+
 // a * b + c, rounded once where the processor can. Asked for by name, for compilers choose otherwise
 // in each copy of a loop: those for AMD's Zen leave sums apart that look like chains to them.
 inline Floats multiply_add(Floats a, Floats b, Floats c) {
