@@ -101,6 +101,25 @@ def bench_linear(bench: Bench) -> None:
             bench.flops_line(f"linear {storage} {shape}", flops, run)
 
 
+def bench_rows(bench: Bench) -> None:
+    """All matrices of the layers of Qwen2.5-0.5B's shape one after the other, from memory."""
+    shapes = ((896, 1152), (896, 896), (896, 9728), (4864, 896))
+    layers = [
+        bench.kernels.pack((torch.randn(n, c) * 0.02).bfloat16(), None, "bfloat16")
+        for _ in range(8)
+        for c, n in shapes
+    ]
+    for rows in (1, 2, 4, 6, 8, 10, 16, 31, 48, 128, 512):
+        x_TC = {c: torch.randn(rows, c) for c, _ in shapes}
+
+        def run(x_TC: dict[int, Tensor] = x_TC) -> None:
+            for packed in layers:
+                bench.kernels.linear(x_TC[packed.in_features], packed)
+
+        flops = 2 * rows * len(layers) / len(shapes) * sum(c * n for c, n in shapes)
+        bench.flops_line(f"linears of layers, bfloat16, {rows} rows", flops, run)
+
+
 def bench_packing(bench: Bench) -> None:
     """What loading does to a matrix in bfloat16, beside codes that torch makes; bytes are those of
     the matrix."""
@@ -258,6 +277,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "overhead": bench_overhead,
     "packing": bench_packing,
     "linear": bench_linear,
+    "rows": bench_rows,
     "attention": bench_attention,
     "small": bench_small,
     "sampling": bench_sampling,

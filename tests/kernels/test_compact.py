@@ -10,7 +10,7 @@ from tandem.kernels.native import BuildFailure, NativeLibrary, load_library
 from tandem.kernels.packed import Pack
 
 SHAPES = [(1, 1), (64, 64), (65, 33), (130, 300), (1100, 71), (192, 517)]
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 48, 49, 96, 130)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 15, 48, 49, 96, 130)
 RARE = (0.0, -0.0, 1e-40, -1e-30, 3e38, float("inf"), float("-inf"), float("nan"))
 
 

@@ -37,8 +37,9 @@ constexpr int64_t kNarrowChunk = 1024;
 // of them take longer for a stretch than memory does, and rather begin anew less often.
 constexpr int64_t kPassBytes = 4096;
 constexpr int64_t kPassGroups = 3;
-// So many ask for the next stretch.
-constexpr int64_t kAskingGroups = 8;
+// Up to so many groups are few: they ask for the next stretch, and have shorter ones where a copy of it
+// is quickly used up.
+constexpr int64_t kFewGroups = 8;
 // From here on the copy of a widened stretch costs less than widening it for each row group.
 constexpr int64_t kWidenRows = 96;
 
@@ -150,7 +151,7 @@ struct WideProducts {
     const T* stored = stretch.of<T>(call);
     const char* end = (const char*)(stored + stretch.depth * kPanelColumns);
     const Span next{end, end + (end - (const char*)stored)};
-    const bool asks = kPassesOften && groups.count <= kAskingGroups;
+    const bool asks = kPassesOften && groups.count <= kFewGroups;
     const auto walk_rows = [&](auto rows) {
       ::walk<WideProducts>(asks, next, call, row, groups, stretch, rows, sums);
     };
@@ -203,10 +204,10 @@ struct CompactProducts {
   static constexpr int64_t kScratch = Narrow ? kNarrowChunk * kPanelColumns / 2 : Wide::kScratch;
 
   static int64_t chunk(const LinearCall&, const RowGroups& groups) {
-    if (Narrow && groups.count <= kAskingGroups) return kLookedUpDepth;
+    if (Narrow && groups.count <= kFewGroups) return kLookedUpDepth;
     if (groups.rows <= kLookedUpOnce) return kListedDepth;
     if (groups.count == 1) return kLookedUpDepth;
-    if (!kPassesOften && groups.count <= kAskingGroups) return 2 * kListedDepth;
+    if (!kPassesOften && groups.count <= kFewGroups) return 2 * kListedDepth;
     return Narrow ? kNarrowChunk : kChunk;
   }
 

@@ -129,12 +129,12 @@ inline __attribute__((always_inline)) void add_products(Floats (&acc)[Rows][Vect
   Floats row[Vectors];
   load_b<Vectors>(b, k, part, row);
   if (Rows > 1)
-    for (int v = 0; v < Vectors; ++v) stay(row[v]);
+    for (int v = 0; v < Vectors; ++v) keep_in_register(row[v]);
   for (int r = 0; r < Rows; ++r) {
     const Floats x = splat(a[r * a_stride + k]);
     for (int v = 0; v < Vectors; ++v) acc[r][v] = multiply_add(x, row[v], acc[r][v]);
     if (B::kStep > 1)
-      for (int v = 0; v < Vectors; ++v) stay(acc[r][v]);
+      for (int v = 0; v < Vectors; ++v) keep_in_register(acc[r][v]);
   }
 }
 

@@ -72,7 +72,7 @@ inline Ints splat_int(int32_t value) { return value - Ints{}; }
 
 // Has a compiler keep a value in a register where it would read it from memory for each use, which is
 // more than a processor's loads keep up with, or would put it back there in between.
-inline void stay(Floats& value) {
+inline void keep_in_register(Floats& value) {
 #if defined(__x86_64__)
   asm("" : "+v"(value));
 #else
