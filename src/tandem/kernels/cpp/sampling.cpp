@@ -30,11 +30,22 @@ struct Row {
   uint32_t key[2], place[2];
 };
 
-bool any(Ints mask) {
+// A bit for each lane of a mask.
+uint32_t bits_of(Ints mask) {
 #if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
 #elif defined(__AVX2__)
-  return _mm256_movemask_ps((__m256)mask) != 0;
+  return (uint32_t)_mm256_movemask_ps((__m256)mask);
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits |= ((uint32_t)mask[lane] & 1) << lane;
+  return bits;
+#endif
+}
+
+bool any(Ints mask) {
+#if defined(__AVX2__)
+  return bits_of(mask) != 0;
 #else
   int64_t parts[sizeof(Ints) / 8], all = 0;
   std::memcpy(parts, &mask, sizeof mask);
@@ -202,16 +213,19 @@ Winner draw_from_all(const Row& row, const Interval& kept, Mass* mass = nullptr,
     }
     Words words[4];
     words_of(row, keys, first, pairs, words);
-    Ints close[4];
-    for (int v = 0; v < 4; ++v) close[v] = t[v] + noise_bound(words[v]) >= splat(hurdle);
-    if (!any((close[0] | close[1]) | (close[2] | close[3]))) return;
+    Floats bound[4];
+    for (int v = 0; v < 4; ++v) bound[v] = t[v] + noise_bound(words[v]);
+    const Floats most = maximum(maximum(bound[0], bound[1]), maximum(bound[2], bound[3]));
+    if (!any(most >= splat(hurdle))) return;
     for (int v = 0; v < 4; ++v)
-      for (int lane = 0; lane < kLanes; ++lane) {
+      for (uint32_t close = bits_of(bound[v] >= splat(hurdle)); close; close &= close - 1) {
+        const int lane = __builtin_ctz(close);
         const Candidate candidate{t[v][lane], (int32_t)(first + v * kLanes + lane)};
-        if (close[v][lane] && kept.holds(candidate))
-          winner.offer(candidate.t, words[v][lane], candidate.id);
+        // One before it may have raised the hurdle.
+        if (!(bound[v][lane] >= hurdle) || !kept.holds(candidate)) continue;
+        winner.offer(candidate.t, words[v][lane], candidate.id);
+        hurdle = winner.hurdle();
       }
-    hurdle = winner.hurdle();
     floor = logit_floor(row, std::max(kept.last.t, hurdle - kNoiseMost));
   });
   return winner;
