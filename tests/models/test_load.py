@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.facts.errors import InvalidConfiguration
+from tandem.kernels.coding import code_rows
 from tandem.kernels.faces import reference_kernels
 from tandem.models.checkpoint import DummyWeights, SafetensorsWeights
 from tandem.models.configuration import read_model_spec
@@ -155,6 +156,22 @@ def test_a_tied_head_shares_the_embedding(checkpoints):
     )
     assert int8.weights.embedding.dtype is torch.bfloat16
     assert int8.weights.head.weight.dtype is torch.uint8
+
+
+@pytest.mark.parametrize("narrow", ["qkv", "q"])
+def test_codes_are_of_values_as_they_are_stored(copy_of, narrow):
+    """Whether the parts of a fused matrix have one type or several."""
+    directory = copy_of("llama3")
+    names = [f"model.layers.0.self_attn.{each}_proj.weight" for each in "qkv"]
+    parts = load_file(directory / SINGLE)
+    stored = {name: parts[name].float() for name in names}
+    for name, part in zip(names, "qkv", strict=True):
+        if part in narrow:
+            stored[name] = stored[name].to(torch.bfloat16)
+    rewrite(directory, **stored)
+    int8 = load(directory, WeightForm("int8", torch.float32, torch.device("cpu")))
+    wanted = code_rows(torch.cat([stored[name].float() for name in names]))
+    assert torch.equal(int8.weights.layers[0].qkv.weight, wanted.codes)
 
 
 def test_weights_outlive_their_files(copy_of):

@@ -160,7 +160,13 @@ class NativePackCoded:
             # Codes are below 16: shifted, none of a word's four reaches the next.
             words = words[:, 0::2] | (words[:, 1::2] << 4)
         self._into_panels(
-            words.data_ptr(), words.stride(0), rows, words.shape[1], 4, panels.data_ptr(), 1
+            words.data_ptr(),
+            words.stride(0),
+            rows,
+            words.shape[1],
+            words.element_size(),
+            panels.data_ptr(),
+            torch.get_num_threads(),
         )
 
 

@@ -97,7 +97,7 @@ class NativePack:
         panels = -(-out_features // PANEL_COLUMNS)
         bias = None if bias_N is None else bias_N.to(torch.float32).contiguous()
         if storage == "bfloat16" and self._compact is not None:
-            compact = self._compact(weight_NC, PANELS_AT_ONCE, self._into_panels)
+            compact = self._compact(weight_NC)
             if compact is not None:
                 return PackedLinear(
                     out_features, in_features, storage, "panels", compact, None, bias, compact=True

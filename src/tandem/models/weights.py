@@ -160,8 +160,14 @@ class Assembly:
         bias_N = self.stack(biases, self.form.compute) if biases else None
         if self.form.as_stored and (coded := self.stack_coded(parts.weights)) is not None:
             return self.kernels.pack_coded(coded, bias_N)
-        unpacked_NC = self.stack(parts.weights, FLOAT_STORAGE.get(self.form.storage, torch.float32))
+        dtype = FLOAT_STORAGE.get(self.form.storage) or self._stored_dtype(parts.weights)
+        unpacked_NC = self.stack(parts.weights, dtype)
         return self.kernels.pack(unpacked_NC, bias_N, self.form.storage)
+
+    def _stored_dtype(self, parts: Sequence[TensorPart]) -> torch.dtype:
+        """That of all of them, which codes are made from as it is; float32 where they differ."""
+        found = {self.source.read(part, slice(0, 1)).dtype for part in parts}
+        return found.pop() if len(found) == 1 else torch.float32
 
     def vector(self, part: TensorPart) -> Tensor:
         return self.stack((part,), self.form.compute)

@@ -21,7 +21,10 @@ float extreme(const T* values, int64_t count) {
     const float value = widen(values[c]);
     largest = value > largest ? value : -value > largest ? -value : largest;
   }
-  for (c = 0; c < count; ++c) {
+  for (c = 0; c + kLanes <= count; c += kLanes)
+    if (const uint32_t same = bits_of(magnitude(load(values + c)) == splat(largest)))
+      return widen(values[c + __builtin_ctz(same)]);
+  for (; c < count; ++c) {
     const float value = widen(values[c]);
     if (value == largest || -value == largest) return value;
   }

@@ -1,13 +1,42 @@
-// Panels in bfloat16 become a compact weight (compact.h), some panels at a time.
+// Rows in bfloat16 become a compact weight (compact.h): each panel in a thread's scratch first, as it
+// would lie in memory plain.
 #include "compact.h"
 
+#include <algorithm>
+#include <atomic>
+#include <numeric>
 #include <vector>
+
+#include "pack.h"
 
 using namespace tandem;
 
 #if defined(TANDEM_COMPACT)
 
 namespace {
+
+// Of about so many rows bytes are counted.
+constexpr int64_t kSampledRows = 128;
+
+struct Rows {
+  const uint16_t* values;
+  int64_t stride;
+};
+
+// The bytes that occur most among the high ones.
+void choose_known(const Rows& rows, Compact* weight, int threads) {
+  const int64_t step = std::max<int64_t>(1, weight->out_features / kSampledRows);
+  int64_t counts[256] = {};
+#pragma omp parallel for num_threads(threads) reduction(+ : counts[ : 256])
+  for (int64_t row = 0; row < weight->out_features; row += step)
+    for (int64_t k = 0; k < weight->in_features; ++k)
+      ++counts[rows.values[row * rows.stride + k] >> 8];
+  uint8_t bytes[256];
+  std::iota(bytes, bytes + 256, 0);
+  std::stable_sort(bytes, bytes + 256,
+                   [&](uint8_t a, uint8_t b) { return counts[a] > counts[b]; });
+  std::copy_n(bytes, sizeof weight->known, weight->known);
+}
 
 struct Exception {
   int64_t stretch;
@@ -81,6 +110,19 @@ void compact_panel(const Compact& weight, int64_t panel, const uint16_t* values,
   }
 }
 
+// Those of all panels in a row, and where those of each stretch begin.
+void list_exceptions(const Compact& weight, const std::vector<std::vector<Exception>>& found) {
+  uint32_t* begins = (uint32_t*)weight.first_exceptions(0);
+  uint32_t* listed = (uint32_t*)weight.exceptions();
+  uint32_t total = *begins++ = 0;
+  for (const std::vector<Exception>& of_panel : found) {
+    auto next = of_panel.begin();
+    for (int64_t stretch = 0; stretch < weight.stretches(); ++stretch, *begins++ = total)
+      for (; next != of_panel.end() && next->stretch == stretch; ++next)
+        listed[total++] = next->place_and_byte;
+  }
+}
+
 }  // namespace
 
 extern "C" int64_t tandem_has_compact() { return 1; }
@@ -91,41 +133,31 @@ extern "C" void tandem_compact_bytes(int64_t out_features, int64_t in_features, 
   *bytes = Compact{{}, out_features, in_features, {}}.bytes(exceptions);
 }
 
-extern "C" void tandem_begin_compact(const uint8_t* known, int64_t out_features, int64_t in_features,
-                                     void* to) {
+// Rows of an even length, `row_stride` values apart, to which `to` has room with `most` exceptions. Gives
+// how many there are; -1 where they are more than that.
+extern "C" void tandem_compact(const void* values, int64_t row_stride, int64_t out_features,
+                               int64_t in_features, void* to, int64_t most, int64_t* exceptions,
+                               int64_t most_threads) {
+  const Rows rows{(const uint16_t*)values, row_stride};
+  const int threads = threads_for(out_features * in_features, most_threads);
   Compact& weight = *(Compact*)to;
   weight = Compact{{}, out_features, in_features, {}};
-  std::memcpy(weight.known, known, sizeof weight.known);
-  *(uint32_t*)weight.first_exceptions(0) = 0;
-}
-
-// Panels `first` .. `first` + `count`, all before them being there. Gives the number of exceptions so
-// far; -1 where these are more than `most`.
-extern "C" void tandem_compact(const void* values, int64_t first, int64_t count, void* to,
-                               int64_t most, int64_t* exceptions, int64_t threads) {
-  const Compact& weight = *(const Compact*)to;
-  std::vector<std::vector<Exception>> found(count);
-#pragma omp parallel for schedule(dynamic) num_threads((int)threads)
-  for (int64_t i = 0; i < count; ++i)
-    compact_panel(weight, first + i,
-                  (const uint16_t*)values + i * weight.pairs() * kPairValues,
-                  (uint8_t*)weight.panel(first + i), found[i]);
-  uint32_t* begins = (uint32_t*)weight.first_exceptions(first);
-  uint32_t* listed = (uint32_t*)weight.exceptions();
-  int64_t total = begins[0];
-  for (int64_t i = 0; i < count; ++i, begins += weight.stretches()) {
-    size_t next = 0;
-    if (total + (int64_t)found[i].size() > most) {
-      *exceptions = -1;
-      return;
-    }
-    for (int64_t stretch = 0; stretch < weight.stretches(); ++stretch) {
-      for (; next < found[i].size() && found[i][next].stretch == stretch; ++next)
-        listed[total++] = found[i][next].place_and_byte;
-      begins[stretch + 1] = (uint32_t)total;
-    }
+  choose_known(rows, &weight, threads);
+  std::vector<std::vector<Exception>> found(weight.panels());
+  std::atomic<int64_t> total{0};
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int64_t panel = 0; panel < weight.panels(); ++panel) {
+    static thread_local Scratch held;
+    if (total > most) continue;
+    uint32_t* pairs = (uint32_t*)held.take(weight.pairs() * kPanelColumns);
+    const int64_t first = panel * kPanelColumns;
+    pack_panel((const uint32_t*)(rows.values + first * row_stride), row_stride / 2,
+               out_features - first, weight.pairs(), pairs);
+    compact_panel(weight, panel, (const uint16_t*)pairs, (uint8_t*)weight.panel(panel), found[panel]);
+    total += (int64_t)found[panel].size();
   }
-  *exceptions = total;
+  *exceptions = total > most ? -1 : (int64_t)total;
+  if (total <= most) list_exceptions(weight, found);
 }
 
 #else

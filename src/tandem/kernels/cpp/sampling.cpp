@@ -30,30 +30,6 @@ struct Row {
   uint32_t key[2], place[2];
 };
 
-// A bit for each lane of a mask.
-uint32_t bits_of(Ints mask) {
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
-#elif defined(__AVX2__)
-  return (uint32_t)_mm256_movemask_ps((__m256)mask);
-#else
-  uint32_t bits = 0;
-  for (int lane = 0; lane < kLanes; ++lane) bits |= ((uint32_t)mask[lane] & 1) << lane;
-  return bits;
-#endif
-}
-
-bool any(Ints mask) {
-#if defined(__AVX2__)
-  return bits_of(mask) != 0;
-#else
-  int64_t parts[sizeof(Ints) / 8], all = 0;
-  std::memcpy(parts, &mask, sizeof mask);
-  for (int64_t part : parts) all |= part;
-  return all != 0;
-#endif
-}
-
 constexpr int64_t kStretch = 4 * kLanes;
 
 // Calls take(first, logits of kStretch tokens) from the row's start on; behind its end they are

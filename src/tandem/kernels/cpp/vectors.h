@@ -179,6 +179,30 @@ inline Floats select(Ints mask, Floats yes, Floats no) {
   return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
 }
 
+// A bit for each lane of a mask.
+inline uint32_t bits_of(Ints mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#elif defined(__AVX2__)
+  return (uint32_t)_mm256_movemask_ps((__m256)mask);
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits |= ((uint32_t)mask[lane] & 1) << lane;
+  return bits;
+#endif
+}
+
+inline bool any(Ints mask) {
+#if defined(__AVX2__)
+  return bits_of(mask) != 0;
+#else
+  int64_t parts[sizeof(Ints) / 8], all = 0;
+  std::memcpy(parts, &mask, sizeof mask);
+  for (int64_t part : parts) all |= part;
+  return all != 0;
+#endif
+}
+
 // Where either is NaN, b.
 inline Floats maximum(Floats a, Floats b) {
 #if defined(__AVX512F__)
