@@ -15,6 +15,7 @@ from tandem.cluster.audit import invariant
 from tandem.cluster.worker.block_pool import BlockPool
 from tandem.cluster.worker.output import (
     StepOutput,
+    draws_one_each,
     landed_rows,
     report_copies,
     report_kv,
@@ -382,12 +383,28 @@ class WorkerMachine:
         assert builder.step_id == result.step_id
         kept_drafts = sum(result.token_counts) - len(result.token_counts)
         self.step_tally.step_landed(builder.work, builder.launched_ns, now_ns, kept_drafts)
-        emission = StepOutput()
-        effects: list[WorkerEffect] = []
-        computed: list[Sequence] = []
-        failed = {builder.rows[row][0] for row in result.failed_rows}
         if result.prompt_logprobs:
             take_prompt_scores(builder, result)
+        emission = StepOutput()
+        effects: list[WorkerEffect] = []
+        land = self._land_tokens if draws_one_each(builder, result) else self._land_rows
+        computed = land(builder, result, emission, effects)
+        if self.drafting:
+            self.drafting.step_landed(builder, result, now_ns)
+        self.sequences.step_landed()
+        return emission.effects() + effects + report_kv(computed, self.sequences.pool)
+
+    def _land_rows(
+        self,
+        builder: PlanBuilder,
+        result: StepResult,
+        emission: StepOutput,
+        effects: list[WorkerEffect],
+    ) -> list[Sequence]:
+        """Gives each sequence what its row drew, and confirms its KV. Those that another worker
+        reads."""
+        computed: list[Sequence] = []
+        failed = {builder.rows[row][0] for row in result.failed_rows}
         confirm_computed, caching = self.sequences.confirm_computed, self.config.prefix_caching
         for sequence, end_tokens, drawn in landed_rows(builder, result):
             sequence.steps_in_flight -= 1
@@ -404,7 +421,7 @@ class WorkerMachine:
                 reason = NO_ADAPTER if request.adapter is not None else reason
                 effects.append(FailRequest(request.request_id, reason))
                 continue
-            ended = emission.take(sequence, result, drawn)
+            ended = emission.take_all(sequence, result, drawn)
             # A sequence preempted since has given its blocks away, but its tokens are as good as
             # any: they were drawn from KV that was whole when the step ran.
             if sequence.phase is Phase.RUNNING:
@@ -414,10 +431,32 @@ class WorkerMachine:
                     computed.append(sequence)
             if ended or (drawn and sequence.transfers_after):
                 self._tokens_taken(sequence, ended, effects)
-        if self.drafting:
-            self.drafting.step_landed(builder, result, now_ns)
-        self.sequences.step_landed()
-        return emission.effects() + effects + report_kv(computed, self.sequences.pool)
+        return computed
+
+    def _land_tokens(
+        self,
+        builder: PlanBuilder,
+        result: StepResult,
+        emission: StepOutput,
+        effects: list[WorkerEffect],
+    ) -> list[Sequence]:
+        """As `_land_rows` where each row drew one token: that is most steps, and with many
+        sequences it takes two thirds of the time."""
+        computed: list[Sequence] = []
+        confirm_computed, caching = self.sequences.confirm_computed, self.config.prefix_caching
+        for (sequence, end_tokens, _), token in zip(builder.rows, result.tokens, strict=True):
+            sequence.steps_in_flight -= 1
+            sequence.unseen -= 1
+            if sequence.phase is Phase.ENDED:
+                continue
+            ended = emission.take(sequence, token)
+            if sequence.phase is Phase.RUNNING:
+                confirm_computed(sequence, end_tokens, caching)
+                if sequence.transfers_after:
+                    computed.append(sequence)
+            if ended or sequence.transfers_after:
+                self._tokens_taken(sequence, ended, effects)
+        return computed
 
     def _tokens_taken(self, sequence: Sequence, ended: bool, effects: list[WorkerEffect]) -> None:
         """After tokens were drawn: the sequence ends, or waits for its next worker if none are

@@ -36,6 +36,13 @@ def landed_rows(builder: PlanBuilder, result: StepResult) -> Iterator[tuple[Sequ
         drawn += count
 
 
+def draws_one_each(builder: PlanBuilder, result: StepResult) -> bool:
+    """Whether all there is of the result is one token for each row, without drafts before it."""
+    if builder.drafted_tokens or result.token_counts or result.logprobs or result.failed_rows:
+        return False
+    return len(result.tokens) == len(builder.rows)
+
+
 def take_prompt_scores(builder: PlanBuilder, result: StepResult) -> None:
     """Give each sequence the scores of its prompt tokens that the step computed; those of a
     sequence that has left its slot meanwhile are as good as any."""
@@ -58,23 +65,26 @@ class StepOutput:
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.waited_ns: dict[int, int] = {}
 
-    def take(self, sequence: Sequence, result: StepResult, drawn: range) -> bool:
-        """Give the sequence its tokens, up to one that ends it. Whether one does."""
-        for token_index in drawn:
-            token = result.tokens[token_index]
-            reason, stopped = sequence.append(token)
-            if sequence.prompt_scores is not None:
-                self.prompt_logprobs[len(self.tokens)] = sequence.take_prompt_scores()
-            if sequence.waited_ns:
-                self.waited_ns[len(self.tokens)] = sequence.waited_ns
-                sequence.waited_ns = 0
+    def take(self, sequence: Sequence, token: int) -> bool:
+        """Give the sequence a token that was drawn for it. Whether it ends with that."""
+        reason, stopped = sequence.append(token)
+        if sequence.prompt_scores is not None:
+            self.prompt_logprobs[len(self.tokens)] = sequence.take_prompt_scores()
+        if sequence.waited_ns:
+            self.waited_ns[len(self.tokens)] = sequence.waited_ns
+            sequence.waited_ns = 0
+        if reason is not None:
+            self.ends[len(self.tokens)] = reason, stopped
+        self.sequences.append(sequence)
+        self.tokens.append(token)
+        return reason is not None
+
+    def take_all(self, sequence: Sequence, result: StepResult, drawn: range) -> bool:
+        """The same of these tokens of a result, up to one that ends it."""
+        for index in drawn:
             if result.logprobs:
-                self.logprobs.append(result.logprobs[token_index])
-            if reason is not None:
-                self.ends[len(self.tokens)] = reason, stopped
-            self.sequences.append(sequence)
-            self.tokens.append(token)
-            if reason is not None:
+                self.logprobs.append(result.logprobs[index])
+            if self.take(sequence, result.tokens[index]):
                 return True
         return False
 
