@@ -1,5 +1,5 @@
 """What a step costs around its matrices: 24 layers of next to no features, one token at a time, in
-one call into C++ and walked from Python. Rounds take turns."""
+one call into C++ and operation by operation from Python. Rounds take turns."""
 
 import statistics
 from dataclasses import replace
@@ -28,7 +28,7 @@ def layers_figure(kernels: Kernels) -> Figure:
         Rig.around(
             load(TINY, "float32", each, None), slots=1, blocks=TINY.context_tokens // BLOCK_SIZE
         )
-        for each in (kernels, replace(kernels, join_layers=None))
+        for each in (kernels, replace(kernels, join_step=None, join_layers=None))
     ]
     rounds: list[list[float]] = [[], []]
     for number in range(1 + ROUNDS):

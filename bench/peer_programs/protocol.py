@@ -54,6 +54,7 @@ class Wishes:
     context_tokens: int
     prefix_caching: bool
     tandem_python: str
+    instruction_set: str
 
 
 def serve(load: Callable[[Wishes], Generate]) -> None:
@@ -65,6 +66,7 @@ def serve(load: Callable[[Wishes], Generate]) -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--tandem-python", default=sys.executable)
+    parser.add_argument("--instruction-set", default="")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     generate = load(Wishes(**vars(parser.parse_args())))

@@ -22,6 +22,8 @@ FORMS = {
 def load_served(wishes: Wishes, running: ExitStack) -> Generate:
     options = [*FORMS[wishes.kind], "--threads", str(wishes.threads), "--port", "0"]
     options += ["--max-model-len", str(wishes.context_tokens), "--kv-cache-memory", "512MiB"]
+    if wishes.instruction_set:
+        options += ["--instruction-set", wishes.instruction_set]
     url = running.enter_context(
         serving("serve", wishes.model, *options, python=wishes.tandem_python)
     )

@@ -71,6 +71,10 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+# Asked of every sequence in every step; Python 3.11 looks a member of an enum up ten times as long.
+IMPORTING = Phase.IMPORTING
+
+
 class KvResidency(Struct):
     """What a sequence has while it is resident, and loses as a whole when it leaves.
 
@@ -187,7 +191,7 @@ class Sequence:
     def pending_tokens(self) -> int:
         """Tokens whose KV no step has been asked for yet; 0 once the last token is drawn."""
         coming_tokens = self.known_tokens + self.unseen
-        if coming_tokens >= self.target_tokens or self.phase is Phase.IMPORTING:
+        if coming_tokens >= self.target_tokens or self.phase is IMPORTING:
             return 0
         return coming_tokens - self.residency.scheduled
 

@@ -231,7 +231,9 @@ class StepPlanner:
 
     def _decode(self, builder: PlanBuilder, decodes: list[Sequence]) -> None:
         """As `_continue`, for sequences with one token pending each."""
-        guesses = any(sequence.proposal is not NO_GUESSES for sequence in decodes)
+        guesses = self._drafting is not None and any(
+            sequence.proposal is not NO_GUESSES for sequence in decodes
+        )
         if guesses or self._draft_rule.longest or len(decodes) > builder.budget_tokens:
             self._continue(builder, decodes)
             return
