@@ -40,6 +40,9 @@ constexpr int64_t kPassGroups = 3;
 // Up to so many groups are few: they ask for the next stretch, and have shorter ones where a copy of it
 // is quickly used up.
 constexpr int64_t kFewGroups = 8;
+// Of compact weights whose products are in bfloat16, few groups but more than kPassGroups share a copy
+// of so many k: it is used up slowly enough to be longer than the nearest cache.
+constexpr int64_t kCopiedDepth = 512;
 // From here on the copy of a widened stretch costs less than widening it for each row group.
 constexpr int64_t kWidenRows = 96;
 
@@ -204,7 +207,8 @@ struct CompactProducts {
   static constexpr int64_t kScratch = Narrow ? kNarrowChunk * kPanelColumns / 2 : Wide::kScratch;
 
   static int64_t chunk(const LinearCall&, const RowGroups& groups) {
-    if (Narrow && groups.count <= kFewGroups) return kLookedUpDepth;
+    if (Narrow && groups.count <= kPassGroups) return kLookedUpDepth;
+    if (Narrow && groups.count <= kFewGroups) return kCopiedDepth;
     if (groups.rows <= kLookedUpOnce) return kListedDepth;
     if (groups.count == 1) return kLookedUpDepth;
     if (!kPassesOften && groups.count <= kFewGroups) return 2 * kListedDepth;
