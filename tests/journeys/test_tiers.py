@@ -174,12 +174,7 @@ def test_a_worker_and_the_pool_may_die_and_hardly_anything_is_computed_again(tmp
         alone = ask(running, TALKS[0], "nobody else's", tokens=TOKENS)
         for talk in TALKS[1:]:
             ask(running, talk)
-        _its_worker_dies(running, TALKS[0], alone.text)
-        gateway = running.status()["gateways"][0]
-        assert gateway["takeovers"] == 1
-        # How much was still on its way depends on the machine (bench/survive.py measures it). With
-        # no pool it would be the prompt and a quarter of the answer.
-        assert gateway["recomputed_tokens"] < alone.prompt_tokens
+        _its_worker_dies(running, TALKS[0], alone)
         _pool_dies(running, alone)
         until(lambda: len(running.status()["workers"]) == 2)
         running.assert_nothing_held()
@@ -208,25 +203,39 @@ def _pool_dies(running: ClusterProcess, alone: Answer) -> None:
     assert (cold.text, cold.cached_tokens) == (alone.text, 0)
 
 
-def _its_worker_dies(running: ClusterProcess, prompt: str, expected: str) -> None:
-    """While the answer is drawn: a client that a busy machine lets read late kills one that has
-    drawn all of it, and asks again."""
+def _its_worker_dies(running: ClusterProcess, prompt: str, alone: Answer) -> None:
+    """While the answer is drawn. Without a pool the prompt and all that was drawn by then would be
+    computed again; with it at most as much as was drawn, and mostly a few blocks
+    (bench/survive.py measures how many). On a busy machine the client may read so late that
+    nothing is left to draw, or the pool be served so late that it has nothing: then it asks again.
+    """
+    seen = []
     for attempt in range(MOST_ATTEMPTS):
         until(lambda: len(running.status()["workers"]) == 2)
-        text, tellers = _killed_at(running, prompt, len(expected) // 4, salt=str(attempt))
-        assert text == expected
-        if len(tellers) > 1:
+        before = running.status()["gateways"][0]
+        text, tellers = _killed_at(running, prompt, len(alone.text) // 4, salt=str(attempt))
+        assert text == alone.text
+        after = running.status()["gateways"][0]
+        takeovers = after["takeovers"] - before["takeovers"]
+        assert takeovers == len(set(tellers)) - 1
+        recomputed_tokens = after["recomputed_tokens"] - before["recomputed_tokens"]
+        drawn_tokens = tellers.count(tellers[0])
+        if takeovers and recomputed_tokens < drawn_tokens + BLOCK:
             return
-    pytest.fail("no answer was still drawn when its worker was killed")
+        seen.append((takeovers, drawn_tokens, recomputed_tokens))
+    shown = running.operate("status").stdout
+    pytest.fail(f"(takeovers, tokens drawn before, computed again): {seen}\n{shown}")
 
 
-def _killed_at(running: ClusterProcess, prompt: str, chars: int, salt: str) -> tuple[str, set[str]]:
-    """The answer whose worker is killed once so much of it has come, and who drew it."""
-    pids, drawn, killed, tellers = running.pids, "", False, set()
+def _killed_at(
+    running: ClusterProcess, prompt: str, chars: int, salt: str
+) -> tuple[str, list[str]]:
+    """The answer whose worker is killed once so much of it has come, and who drew each token."""
+    pids, drawn, killed, tellers = running.pids, "", False, []
     body = SOURCES | {"cache_salt": salt}
     for chunk in complete(running.client, prompt, TOKENS, seed=7, stream=True, extra_body=body):
         drawn += chunk.choices[0].text
-        tellers |= {worker for worker, _ in chunk.choices[0].token_sources}
+        tellers += [worker for worker, _ in chunk.choices[0].token_sources]
         if len(drawn) > chars and not killed:
             os.kill(pids[teller(chunk)], signal.SIGKILL)
             killed = True
