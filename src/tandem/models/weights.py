@@ -160,36 +160,36 @@ class Assembly:
         bias_N = self.stack(biases, self.form.compute) if biases else None
         if self.form.as_stored and (coded := self.stack_coded(parts.weights)) is not None:
             return self.kernels.pack_coded(coded, bias_N)
-        dtype = FLOAT_STORAGE.get(self.form.storage) or self._stored_dtype(parts.weights)
-        unpacked_NC = self.stack(parts.weights, dtype)
+        unpacked_NC = self.stack(parts.weights, FLOAT_STORAGE.get(self.form.storage))
         return self.kernels.pack(unpacked_NC, bias_N, self.form.storage)
-
-    def _stored_dtype(self, parts: Sequence[TensorPart]) -> torch.dtype:
-        """That of all of them, which codes are made from as it is; float32 where they differ."""
-        found = {self.source.read(part, slice(0, 1)).dtype for part in parts}
-        return found.pop() if len(found) == 1 else torch.float32
 
     def vector(self, part: TensorPart) -> Tensor:
         return self.stack((part,), self.form.compute)
 
-    def stack(self, parts: Sequence[TensorPart], dtype: torch.dtype) -> Tensor:
+    def stack(self, parts: Sequence[TensorPart], dtype: torch.dtype | None) -> Tensor:
         """The rank's slices of the parts below each other, in memory of their own: never a view of
-        a mapped file."""
+        a mapped file. Without a `dtype` as they are stored, in float32 where they differ."""
         cuts = [cut(part, self.place) for part in parts]
-        rows = sum(piece.shape[0] for piece in cuts)
-        stacked = torch.empty((rows, *cuts[0].shape[1:]), dtype=dtype, device=self.form.device)
-        if any(piece.is_filled_up for piece in cuts):
-            stacked.zero_()
+        stacked: Tensor | None = None
         start = 0
         for piece in cuts:
             for first in range(piece.rows.start, piece.rows.stop, SLAB_ROWS):
                 some_rows = slice(first, min(first + SLAB_ROWS, piece.rows.stop))
                 slab = self.source.read(piece.part, some_rows, piece.columns)
+                if stacked is None:
+                    stacked = self._room(cuts, dtype or slab.dtype)
+                elif dtype is None and slab.dtype is not stacked.dtype:
+                    stacked = stacked.to(torch.float32)
                 place = start + first - piece.rows.start
                 target = stacked.narrow(0, place, slab.shape[0]).narrow(-1, 0, slab.shape[-1])
                 target.copy_(slab)
             start += piece.shape[0]
-        return stacked
+        return self._room(cuts, dtype or torch.float32) if stacked is None else stacked
+
+    def _room(self, cuts: Sequence[Cut], dtype: torch.dtype) -> Tensor:
+        rows = sum(piece.shape[0] for piece in cuts)
+        room = torch.empty((rows, *cuts[0].shape[1:]), dtype=dtype, device=self.form.device)
+        return room.zero_() if any(piece.is_filled_up for piece in cuts) else room
 
     def stack_coded(self, parts: Sequence[TensorPart]) -> CodedWeight | None:
         """The same of matrices as codes; None where the source does not hold all of them so, they
